@@ -13,7 +13,14 @@ from vitrail.training.curves import EpochRow
 from vitrail.training.display import Display
 
 ROW = EpochRow(
-    epoch=1, step=9, lr=0.1, train_loss=1.0, val_loss=1.0, val_accuracy=0.5, images_per_second=100.0, seconds=9.0
+    epoch=1,
+    step=9,
+    lr=0.1,
+    train_loss=1.0,
+    val_loss=1.0,
+    metrics={"accuracy": 0.5},
+    images_per_second=100.0,
+    seconds=9.0,
 )
 
 

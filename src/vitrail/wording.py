@@ -108,3 +108,11 @@ def _names(folder: Path) -> Iterator[str]:
 
 def _exists(folder: str, name: str) -> bool:
     return (Path(folder) / name).exists()
+
+
+SHARES = frozenset({"accuracy", "balanced_accuracy", "exact_match"})  # metrics that are read in per cent
+
+
+def show_metric(name: str, value: float) -> str:
+    """A metric as people read it."""
+    return f"{value:.2%}" if name in SHARES else f"{value:.4g}"

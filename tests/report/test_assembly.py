@@ -210,7 +210,14 @@ def test_without_held_out_pictures_it_says_so(run: Path, tmp_path: Path) -> None
 @pytest.mark.parametrize(("train_loss", "says"), [(0.9, True), (0.1, False)])
 def test_a_training_loss_above_the_validations_is_explained(train_loss: float, says: bool) -> None:
     row = EpochRow(
-        epoch=1, step=9, lr=0.1, train_loss=train_loss, val_loss=0.2, val_accuracy=0.9, images_per_second=1, seconds=3
+        epoch=1,
+        step=9,
+        lr=0.1,
+        train_loss=train_loss,
+        val_loss=0.2,
+        metrics={"accuracy": 0.9},
+        images_per_second=1,
+        seconds=3,
     )
     section = training_section([row], {"AdamW, all weights": 1e-3}, "1 epoch")
     assert ("on augmented pictures" in str(section)) == says

@@ -12,10 +12,10 @@ from vitrail.data import open_data
 from vitrail.evaluation.measurement import measure_split
 from vitrail.explanation import METHODS, choose, explain_by, open_subject
 from vitrail.explanation.paper_figures import attention_distance, patch_filters, position_similarity
+from vitrail.tasks.one import One
 from vitrail.training import gradients, train
 from vitrail.training.gradients import Plain
 from vitrail.training.loop import Trainer
-from vitrail.training.objectives import count
 
 from .conftest import quick_config
 
@@ -75,10 +75,10 @@ def test_steps_and_scores_make_no_float64_at_all_on_the_way(make_trainer: Callab
     assert isinstance(trainer.engine, Plain)
     batch = next(iter(trainer.loader))
     with NoFloat64():
-        trainer.step(batch.images, batch.targets)
+        trainer.step(batch)
         trainer.save()
         trainer.resume()
         logits = trainer.model(batch.images).detach()
     zeros = torch.zeros(len(logits), dtype=torch.long)
     with pretending():
-        assert count(mark(logits), mark(zeros)).correct == int((logits.argmax(dim=1) == 0).sum())
+        assert One().score(mark(logits), mark(zeros))[0][1].sum() == int((logits.argmax(dim=1) == 0).sum())

@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from conftest import Clock
+from vitrail.data import Batch
 from vitrail.errors import ConfigError, OutOfMemoryError
 from vitrail.model.block import Block
 from vitrail.ranks import Ranks
@@ -52,14 +53,14 @@ def test_time_to_compile_is_not_the_time_of_a_step(make_setup: Callable[..., Set
     monkeypatch.setattr("vitrail.timing.time", clock)
 
     class Compiled(Plain):
-        def accumulate(self, inputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-            calls.append(len(inputs))
+        def accumulate(self, batch: Batch) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+            calls.append(len(batch.images))
             clock.sleep(0.02 if len(calls) > 1 else 0.3)
-            return torch.zeros(())
+            return torch.zeros(()), {}
 
     monkeypatch.setattr(measuring, "PATIENCE", 0.2)
     setup = make_setup()
-    measured = measure(setup, ALONE, Compiled(setup.model, setup.model, make_objective(setup), None, "float32"))
+    measured = measure(setup, ALONE, Compiled(*[make_objective(setup)] * 3, None, "float32"))
     assert len(calls) > 1
     assert measured.seconds == pytest.approx(0.02)
 
@@ -80,13 +81,13 @@ def test_slow_pictures_are_timed_a_few_at_a_time(make_setup: Callable[..., Setup
     clock, calls = Clock(), []
 
     class Slow(Plain):
-        def accumulate(self, inputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-            calls.append(len(inputs))
-            clock.sleep(len(inputs))
-            return torch.zeros(())
+        def accumulate(self, batch: Batch) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+            calls.append(len(batch.images))
+            clock.sleep(len(batch.images))
+            return torch.zeros(()), {}
 
     setup = make_setup()
-    engine = Slow(setup.model, setup.model, make_objective(setup), 16, "float32")
+    engine = Slow(*[make_objective(setup)] * 3, 16, "float32")
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("vitrail.timing.time", clock)
         patch.setattr(measuring, "make_engine", lambda *_: engine)
@@ -218,16 +219,14 @@ def test_measuring_is_short_and_changes_nothing(make_setup: Callable[..., Setup]
     calls: list[str] = []
 
     class Timed(Plain):
-        def accumulate(self, inputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        def accumulate(self, batch: Batch) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
             nonlocal now
-            calls.append(f"{self.precision} {len(inputs)}")
+            calls.append(f"{self.precision} {len(batch.images)}")
             now += (4.0 if self.precision == "float32" else 2.0) + 10.0 * (len(calls) <= 2)
-            return super().accumulate(inputs, targets)
+            return super().accumulate(batch)
 
     objective = precision.make_objective(setup)
-    engines: list[Plain | Lanes] = [
-        Timed(setup.model, setup.model, objective, 16, name) for name in ("float32", "bf16")
-    ]
+    engines: list[Plain | Lanes] = [Timed(objective, objective, objective, 16, name) for name in ("float32", "bf16")]
     assert time_gradients(setup, engines, lambda: now) == [14.0, 2.0], "no second round after so long"
     assert calls == ["float32 2", "float32 2", "bf16 2"], "and only a few pictures, since they are slow"
     assert all(torch.equal(tensor, before[name]) for name, tensor in setup.model.state_dict().items())

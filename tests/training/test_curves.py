@@ -12,8 +12,19 @@ from vitrail.errors import DataError
 from vitrail.model import ViT, variant
 from vitrail.report.sections import training_section
 from vitrail.training.config import Optim, Start, TrainConfig
-from vitrail.training.curves import EpochRow, append_row, best_row, draw_curves, keep_rows, learning_rates, read_rows
+from vitrail.training.curves import (
+    Choice,
+    EpochRow,
+    append_row,
+    best_row,
+    draw_curves,
+    keep_rows,
+    learning_rates,
+    read_rows,
+)
 from vitrail.training.optim import group_parameters
+
+ACCURACY = Choice("accuracy", higher=True)
 
 
 def row(epoch: int, *, judged: bool = True) -> EpochRow:
@@ -23,16 +34,16 @@ def row(epoch: int, *, judged: bool = True) -> EpochRow:
         lr=0.1 / epoch,
         train_loss=1 / epoch,
         val_loss=0.5 if judged else None,
-        val_accuracy=0.25 if judged else None,
+        metrics={"accuracy": 0.25} if judged else {},
         images_per_second=100.0,
         seconds=1.5 * epoch,
     )
 
 
 def test_the_best_epoch_is_the_one_whose_weights_are_kept() -> None:
-    rows = [row(1), replace(row(2), val_loss=0.4), row(3), replace(row(4), val_accuracy=0.2)]
-    assert best_row(rows).epoch == 2
-    assert best_row([*rows, replace(row(5), val_loss=0.404)]).epoch == 5
+    rows = [row(1), replace(row(2), val_loss=0.4), row(3), replace(row(4), metrics={"accuracy": 0.2})]
+    assert best_row(rows, ACCURACY).epoch == 2
+    assert best_row([*rows, replace(row(5), val_loss=0.404)], ACCURACY).epoch == 5
 
 
 def test_rows_come_back(tmp_path: Path) -> None:
@@ -81,7 +92,7 @@ def test_resume_forgets_what_came_after(tmp_path: Path) -> None:
 @pytest.mark.draws
 @pytest.mark.parametrize("judged", [True, False])
 def test_the_picture(judged: bool, tmp_path: Path) -> None:
-    draw_curves([row(epoch, judged=judged) for epoch in range(1, 6)], tmp_path / "r.png", "a title")
+    draw_curves([row(epoch, judged=judged) for epoch in range(1, 6)], tmp_path / "r.png", "a title", ACCURACY)
     with Image.open(tmp_path / "r.png") as picture:
         assert picture.size[0] > 1000
         assert len(set(picture.convert("L").get_flattened_data())) > 50

@@ -7,37 +7,46 @@ import pytest
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
+from torch import nn
 from torch.distributed import HashStore  # pyright: ignore[reportPrivateImportUsage]
 
+from vitrail.data import Batch
 from vitrail.model import ConvStem, Rates, ViT, ViTConfig
 from vitrail.ranks import Ranks
-from vitrail.training.gradients import Lanes, Plain, Scores, lane_batch, spread, suits_lanes
-from vitrail.training.objectives import count
+from vitrail.training.gradients import Lanes, Outcome, Plain, lane_batch, spread, suits_lanes
 
 IMAGES = torch.randn(22, 3, 32, 32, generator=torch.Generator().manual_seed(0))
 LABELS = torch.randint(0, 7, (22,), generator=torch.Generator().manual_seed(1))
 SHARES = torch.softmax(torch.randn(22, 7, generator=torch.Generator().manual_seed(2)), dim=1)
 
 
-class CrossEntropy:
-    """The smallest scorer."""
+class CrossEntropy(nn.Module):
+    """The smallest objective."""
 
-    def __init__(self, smoothing: float = 0.0) -> None:
-        self.smoothing = smoothing
+    on_pictures, draws = True, False
 
-    def loss(self, outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-        return F.cross_entropy(outputs, targets, label_smoothing=self.smoothing)
+    def __init__(self, model: ViT, smoothing: float = 0.0) -> None:
+        super().__init__()
+        self.model, self.smoothing = model, smoothing
 
-    def score(self, outputs: torch.Tensor, targets: torch.Tensor) -> Scores:
-        return count(outputs, targets)
+    def forward(self, batch: Batch) -> Outcome:
+        outputs = self.model(batch.images).float()
+        loss = F.cross_entropy(outputs, batch.targets, label_smoothing=self.smoothing)
+        return Outcome(loss, {"largest": outputs.max(dim=1).values.mean()}, outputs)
+
+    def score(self, outcome: Outcome, batch: Batch) -> tuple[float, int]:
+        assert outcome.outputs is not None
+        right = outcome.outputs.argmax(1) == batch.targets
+        return float(F.cross_entropy(outcome.outputs, batch.targets, reduction="sum")), int(right.sum())
 
 
-PLAIN = CrossEntropy()
+def batch_of(targets: torch.Tensor) -> Batch:
+    return Batch(IMAGES, targets, torch.arange(len(IMAGES)))
 
 
 def gradients(engine: Plain | Lanes, model: ViT, targets: torch.Tensor) -> list[torch.Tensor]:
     model.zero_grad()
-    engine.accumulate(IMAGES, targets)
+    engine.accumulate(batch_of(targets))
     return [parameter.grad.clone() for parameter in model.parameters() if parameter.grad is not None]
 
 
@@ -47,32 +56,34 @@ def test_all_ways_equal_one_backward(targets, smoothing: float, make_model: Call
     model = make_model().train()
     F.cross_entropy(model(IMAGES), targets, label_smoothing=smoothing).backward()
     expected = [parameter.grad.clone() for parameter in model.parameters() if parameter.grad is not None]
-    scorer = CrossEntropy(smoothing)
+    goal = CrossEntropy(model, smoothing)
     engines = (
-        Plain(model, model, scorer, None, "float32"),
-        Plain(model, model, scorer, 5, "float32"),
-        Lanes(model, model, scorer, 5, 1),
-        Lanes(model, model, scorer, 5, 2),
+        Plain(goal, goal, goal, None, "float32"),
+        Plain(goal, goal, goal, 5, "float32"),
+        Lanes(goal, goal, goal, 5, 1),
+        Lanes(goal, goal, goal, 5, 2),
     )
+    largest = model(IMAGES).max(dim=1).values.mean()
     for engine in engines:
+        torch.testing.assert_close(engine.accumulate(batch_of(targets))[1]["largest"], largest)
         for mine, theirs in zip(gradients(engine, model, targets), expected, strict=True):
             torch.testing.assert_close(mine, theirs, rtol=1e-4, atol=1e-6)
 
 
 def test_lanes_compute_no_more_after_an_error(make_model: Callable[..., ViT]) -> None:
     """Or after a signal, which is an exception too: a process ends only when its threads have nothing left to do."""
-    model, begun, stopped = make_model(), list[int](), Event()
+    goal, begun, stopped = CrossEntropy(make_model()), list[int](), Event()
 
-    def forward(images: torch.Tensor) -> torch.Tensor:
-        begun.append(len(images))
+    def forward(batch: Batch) -> Outcome:
+        begun.append(len(batch.images))
         if len(begun) == 1:
             raise KeyboardInterrupt
         assert stopped.wait(60)
-        return model(images)
+        return goal(batch)
 
-    lanes = Lanes(model, forward, PLAIN, 1, 1)
+    lanes = Lanes(goal, forward, goal, 1, 1)
     with pytest.raises(KeyboardInterrupt):
-        lanes.accumulate(IMAGES, LABELS)
+        lanes.accumulate(batch_of(LABELS))
     stopped.set()
     lanes._pool.shutdown()
     assert len(begun) <= 2
@@ -80,9 +91,10 @@ def test_lanes_compute_no_more_after_an_error(make_model: Callable[..., ViT]) ->
 
 def test_lanes_give_the_same_bits_whatever_their_number(make_model: Callable[..., ViT]) -> None:
     model = make_model().train()
-    first = gradients(Lanes(model, model, PLAIN, 4, 1), model, LABELS)
+    goal = CrossEntropy(model)
+    first = gradients(Lanes(goal, goal, goal, 4, 1), model, LABELS)
     for num_lanes in (2, 3):
-        engine = Lanes(model, model, PLAIN, 4, num_lanes)
+        engine = Lanes(goal, goal, goal, 4, num_lanes)
         for _ in range(3):
             for a, b in zip(gradients(engine, model, LABELS), first, strict=True):
                 assert torch.equal(a, b)
@@ -92,16 +104,19 @@ def test_scores_are_sums(make_model: Callable[..., ViT]) -> None:
     model = make_model()
     with torch.no_grad():
         logits = model(IMAGES)
-    for engine in (Plain(model, model, PLAIN, 5, "float32"), Lanes(model, model, PLAIN, 5, 2)):
-        scores = engine.score(IMAGES, LABELS)
-        assert scores.loss == pytest.approx(F.cross_entropy(logits, LABELS, reduction="sum").item(), rel=1e-5)
-        assert scores.correct == (logits.argmax(1) == LABELS).sum()
+    goal = CrossEntropy(model)
+    for engine in (Plain(goal, goal, goal, 5, "float32"), Lanes(goal, goal, goal, 5, 2)):
+        losses, correct = zip(*engine.score(batch_of(LABELS)), strict=True)
+        assert len(losses) == 5
+        assert sum(losses) == pytest.approx(F.cross_entropy(logits, LABELS, reduction="sum").item(), rel=1e-5)
+        assert sum(correct) == (logits.argmax(1) == LABELS).sum()
 
 
 def test_bf16_is_near_float32(make_model: Callable[..., ViT]) -> None:
     model = make_model().train()
-    exact = Plain(model, model, PLAIN, None, "float32").accumulate(IMAGES, LABELS)
-    rough = Plain(model, model, PLAIN, None, "bf16").accumulate(IMAGES, LABELS)
+    goal = CrossEntropy(model)
+    exact, _ = Plain(goal, goal, goal, None, "float32").accumulate(batch_of(LABELS))
+    rough, _ = Plain(goal, goal, goal, None, "bf16").accumulate(batch_of(LABELS))
     assert rough != exact
     assert rough == pytest.approx(exact.item(), rel=0.02)
 

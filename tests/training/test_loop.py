@@ -131,14 +131,18 @@ def test_of_equally_good_epochs_the_last_is_kept_and_patience_still_ends(make_tr
 
     def evaluate(_: object) -> SplitScore:
         accuracy, loss = next(answers)
-        return SplitScore(loss=loss, accuracy=accuracy, count=10)
+        return SplitScore(loss=loss, metrics={"accuracy": accuracy}, count=10)
 
     vars(trainer)["evaluate"] = evaluate
     trainer.listener = notes = Notes()
     progress = trainer.run()
-    assert (progress.best_epoch, progress.best_accuracy, progress.best_loss) == (7, 0.8, 0.404)
+    assert (progress.best_epoch, progress.best_metrics["accuracy"], progress.best_loss) == (7, 0.8, 0.404)
     assert (progress.improved_epoch, progress.epoch) == (4, 7)  # where the loss was lowest first
-    assert [best_row(notes.rows[:count]).epoch for count in (3, 5, 7)] == [3, 3, 7]  # the fifth is overfitted
+    assert [best_row(notes.rows[:count], trainer.objective.choice).epoch for count in (3, 5, 7)] == [
+        3,
+        3,
+        7,
+    ]  # the fifth is overfitted
     kept = open_checkpoint(trainer.folder).tensors
     assert all(torch.equal(kept[name], tensor) for name, tensor in trainer.model.state_dict().items())
 

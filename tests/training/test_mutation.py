@@ -16,7 +16,7 @@ from vitrail.data.source import FileSource
 from vitrail.data.split import read_split, write_split
 from vitrail.ranks import Ranks
 from vitrail.schema import to_dict
-from vitrail.training.curves import append_row, draw_curves, keep_rows, read_rows
+from vitrail.training.curves import Choice, append_row, draw_curves, keep_rows, read_rows
 from vitrail.training.run_data import keep_own, read_split_rows
 from vitrail.training.run_folder import read_config
 from vitrail.training.setup import prepare_run, training_loader
@@ -76,7 +76,7 @@ def test_results(tmp_path: Path) -> None:
         path.write_bytes(data)
         rows = read_rows(path)
         if rows and drawn < 5:
-            draw_curves(rows, tmp_path / "r.png", "")
+            draw_curves(rows, tmp_path / "r.png", "", Choice("accuracy", higher=True))
             drawn += 1
         keep_rows(path, 3)
 

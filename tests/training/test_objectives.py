@@ -2,39 +2,59 @@
 
 import ast
 import math
+import os
+import signal
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import get_args, get_type_hints
 
 import pytest
 import torch
 import torch.nn.functional as F
+from sklearn.metrics import balanced_accuracy_score
+from torch import nn
 
-from vitrail.ranks import Ranks
-from vitrail.training import loop
+from processes import run_ranks
+from vitrail.data import Batch
+from vitrail.errors import ConfigError
+from vitrail.ranks import Ranks, join_ranks
+from vitrail.training import TrainConfig, loop
 from vitrail.training.config import TRAININGS, Start
-from vitrail.training.gradients import Scores
+from vitrail.training.curves import Choice, read_rows
+from vitrail.training.gradients import Outcome
+from vitrail.training.gradients import whole as whole_tensor
 from vitrail.training.loop import Trainer
-from vitrail.training.objectives import OBJECTIVES, Objective, SplitScore, make_objective
-from vitrail.training.setup import Setup
+from vitrail.training.objectives import OBJECTIVES, Objective, SplitScore, Supervised, make_objective
+from vitrail.training.setup import Setup, prepare_run
+from vitrail.training.signals import InterruptedRunError
 from vitrail.training.snapshots import RunState
+
+from .conftest import part_of_digits, quick_config
 
 LOGITS = torch.randn(6, 10, generator=torch.Generator().manual_seed(0))
 LABELS = torch.tensor([0, 3, 9, 2, 2, 7])
 
 
+def judged(objective: Objective, targets: torch.Tensor) -> Outcome:
+    """What the objective makes of these logits, as if a model had given them."""
+    vars(objective)["outputs"] = lambda logits: logits
+    return objective(Batch(LOGITS, targets, torch.arange(len(LOGITS))))
+
+
 def test_labels_and_shares_of_classes_have_one_loss(make_setup: Callable[..., Setup]) -> None:
     objective = make_objective(make_setup(label_smoothing=0.1))
-    assert type(objective) is Objective
+    assert type(objective) is Supervised
     shares = F.one_hot(LABELS, 10).float()
-    torch.testing.assert_close(objective.loss(LOGITS, LABELS), objective.loss(LOGITS, shares))
-    torch.testing.assert_close(
-        objective.loss(LOGITS, LABELS), F.cross_entropy(LOGITS, LABELS, label_smoothing=0.1), rtol=0, atol=0
-    )
-    scores = objective.score(LOGITS, LABELS)
-    assert scores.loss == pytest.approx(F.cross_entropy(LOGITS, LABELS, reduction="sum").item()), "without smoothing"
-    assert scores.correct == (LOGITS.argmax(1) == LABELS).sum()
+    of_labels, of_shares = (judged(objective, targets).loss for targets in (LABELS, shares))
+    torch.testing.assert_close(of_labels, of_shares)
+    torch.testing.assert_close(of_labels, F.cross_entropy(LOGITS, LABELS, label_smoothing=0.1), rtol=0, atol=0)
+    batch = Batch(LOGITS, LABELS, torch.arange(6))
+    scores = objective.summarize([objective.score(objective(part), part) for part in (batch, batch)])
+    assert scores["loss"] == pytest.approx(F.cross_entropy(LOGITS, LABELS).item()), "without smoothing"
+    right = LOGITS.argmax(1) == LABELS
+    assert scores["accuracy"] == pytest.approx(right.float().mean().item())
+    assert scores["balanced_accuracy"] == pytest.approx(balanced_accuracy_score(LABELS, LOGITS.argmax(1)))
 
 
 @pytest.mark.parametrize(
@@ -49,39 +69,114 @@ def test_a_loss_runs_away_above_chance_only(
 
 def test_patience_waits_for_a_lower_loss_too_but_accuracy_decides(make_setup: Callable[..., Setup]) -> None:
     objective = make_objective(make_setup())
-    state = RunState(best_accuracy=0.5, lowest_val_loss=1.0)
-    assert objective.improves(SplitScore(loss=0.9, accuracy=0.4, count=10), state)
-    assert not objective.is_better(SplitScore(loss=0.9, accuracy=0.4, count=10), state)
-    assert objective.is_better(SplitScore(loss=1.04, accuracy=0.5, count=10), state)
-    assert not objective.is_better(SplitScore(loss=1.2, accuracy=0.5, count=10), state), "overfitted"
+    state = RunState(best_metrics={"accuracy": 0.5}, lowest_val_loss=1.0)
+    less, same = {"accuracy": 0.4}, {"accuracy": 0.5}
+    assert objective.improves(SplitScore(loss=0.9, metrics=less, count=10), state)
+    assert not objective.is_better(SplitScore(loss=0.9, metrics=less, count=10), state)
+    assert objective.is_better(SplitScore(loss=1.04, metrics=same, count=10), state)
+    assert not objective.is_better(SplitScore(loss=1.2, metrics=same, count=10), state), "overfitted"
 
 
-@dataclass(frozen=True, kw_only=True)
-class Regression(Objective):
-    """Another objective: the logits themselves shall be the label."""
+@pytest.mark.parametrize(
+    ("best", "higher"), [("auto", True), ("balanced", True), ("balanced_accuracy", True), ("loss", False)]
+)
+def test_a_metric_chooses_the_best_epoch(best: str, higher: bool, make_setup: Callable[..., Setup]) -> None:
+    objective = make_objective(make_setup(best=best))
+    name = {"auto": "accuracy", "balanced": "balanced_accuracy"}.get(best, best)
+    assert objective.choice == Choice(name, higher)
+    metrics = dict.fromkeys(("accuracy", "balanced_accuracy"), 0.5)
+    state = RunState(best_metrics=metrics, best_loss=0.5, lowest_val_loss=0.5)
+    better = SplitScore(loss=0.4 if name == "loss" else 0.9, metrics=metrics | {name: 0.6}, count=1)
+    worse = SplitScore(loss=0.6, metrics=metrics | {name: 0.4}, count=1)
+    assert objective.is_better(better, state)
+    assert not objective.is_better(worse, state)
 
-    def loss(self, outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-        return (outputs - targets[:, None]).square().mean()
 
-    def score(self, outputs: torch.Tensor, targets: torch.Tensor) -> Scores:
-        errors = (outputs - targets[:, None]).square().mean(dim=1)
-        return Scores(float(errors.sum()), int((errors < 1).sum()))
-
-    def has_diverged(self, loss: float, lowest: float) -> bool:
-        return not loss < 1000
+@pytest.mark.parametrize(("setting", "value"), [("best", "f2"), ("loss", "bce")])
+def test_what_the_task_does_not_have_is_refused(setting: str, value: str, make_setup: Callable[..., Setup]) -> None:
+    with pytest.raises(ConfigError, match=f"{setting}.* has no '{value}' for this task"):
+        make_objective(make_setup(**{setting: value}))
 
 
-def test_the_loop_learns_what_another_objective_asks_for(
-    make_setup: Callable[..., Setup], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+class Masked(Objective):
+    """An objective with a part of its own: a decoder must repeat the pictures from the tokens; labels play no part."""
+
+    def __init__(self, setup: Setup) -> None:
+        super().__init__(setup)
+        torch.manual_seed(0)
+        self.decoder = nn.Linear(setup.model.config.width, setup.model.config.patch_size[0] ** 2)
+
+    def forward(self, batch: Batch) -> Outcome:
+        size = self.model.config.patch_size[0]
+        tokens = self.model.tokens(batch.images)[:, -self.model.config.num_patches :]
+        patches = batch.images[:, :1].unfold(2, size, size).unfold(3, size, size).flatten(1, 3).flatten(2)
+        errors = (self.decoder(tokens) - patches).square()
+        return Outcome(errors.mean(), {"largest": errors.max()})
+
+
+def masked_trainer(setup: Setup, folder: Path, ranks: Ranks | None = None) -> Trainer:
+    return Trainer(setup, ranks or Ranks(), folder, objective=Masked(setup))
+
+
+def test_everything_in_an_objective_is_trained_averaged_saved_and_resumed(
+    make_setup: Callable[..., Setup], tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(loop, "make_objective", lambda setup: Regression(setup=setup))
-    setup = make_setup(epochs=2, mixup=0.0, ema=None)
-    trainer = Trainer(setup, Ranks(), tmp_path)
-    assert trainer.val_loader is not None
-    before = trainer.evaluate(trainer.val_loader)
-    state = trainer.run()
-    assert before.loss > 20, "labels are 0 to 9, and first outputs near 0"
-    assert state.lowest_val_loss < 0.8 * before.loss
+    settings = {"epochs": 2, "mixup": 0.0, "cutmix": 0.0, "ema": 0.9, "save_minutes": 1e-6}
+    whole = masked_trainer(make_setup(**settings), tmp_path / "whole")
+    before = whole.objective.decoder.weight.detach().clone()
+    state = whole.run()
+    assert not torch.equal(whole.objective.decoder.weight, before)
+    rows = read_rows(tmp_path / "whole" / "results.csv")
+    assert rows[1].val_loss < rows[0].val_loss
+    assert rows[1].metrics["largest"] > 0 < rows[1].train_metrics["largest"]
+    assert state.best_metrics.keys() == {"largest"}
+    cut = masked_trainer(make_setup(**settings), tmp_path / "cut")
+    stop_after(cut, 3)
+    with pytest.raises(InterruptedRunError):
+        cut.run()
+    again = masked_trainer(make_setup(**settings), tmp_path / "cut")
+    again.resume()
+    assert again.state.step == 3
+    again.run()
+    for name, tensor in whole._tensors().items():
+        assert torch.equal(tensor, again._tensors()[name]), name
+    assert {"decoder.weight", "average.decoder.weight", "optimizer.decoder.weight.exp_avg"} <= set(whole._tensors())
+
+
+def stop_after(trainer: Trainer, steps: int) -> None:
+    """A signal after some steps."""
+    step = trainer.step
+
+    def stopping(batch: Batch) -> tuple[float, float]:
+        result = step(batch)
+        if trainer.state.step == steps:
+            os.kill(os.getpid(), signal.SIGTERM)
+        return result
+
+    vars(trainer)["step"] = stopping
+
+
+def train_masked(config: TrainConfig, folder: Path) -> None:
+    """On a rank."""
+    ranks = join_ranks("cpu")
+    trainer = masked_trainer(prepare_run(config, part_of_digits(config)), folder, ranks)
+    trainer.run()
+    weights = whole_tensor(trainer.objective.decoder.weight).detach()
+    if ranks.is_first:
+        torch.save(weights, folder / "decoder.pt")
+
+
+@pytest.mark.slow
+def test_an_objective_with_a_decoder_is_sharded_over_two_ranks(tmp_path: Path) -> None:
+    plain = {"optimizer": "sgd", "lr": 0.05, "epochs": 1, "ema": None, "mixup": 0.0, "cutmix": 0.0, "micro_batch": 16}
+    config = quick_config(strategy="fsdp", **plain)
+    assert run_ranks(train_masked, config, tmp_path) == [0, 0]
+    alone = quick_config(**plain)
+    trainer = masked_trainer(prepare_run(alone, part_of_digits(alone)), tmp_path / "one")
+    trainer.run()
+    torch.testing.assert_close(
+        torch.load(tmp_path / "decoder.pt"), trainer.objective.decoder.weight, rtol=1e-3, atol=2e-5
+    )
 
 
 def test_no_branch_of_the_loop_names_a_recipe() -> None:

@@ -60,9 +60,9 @@ def test_fine_tuning_starts_from_the_head(trained: str, base: str, tmp_path: Pat
     assert all(torch.equal(probe[name], start[name]) for name in start), "the probe trains only the head"
     assert [line for line in heard.lines if "the head alone reaches" in line]
     assert run.val is not None
-    assert rows[0].val_accuracy is not None
-    assert run.val.accuracy > rows[0].val_accuracy - 1e-6
-    assert rows[0].val_accuracy > 0.3
+    assert rows[0].metrics["accuracy"] is not None
+    assert run.val.accuracy > rows[0].metrics["accuracy"] - 1e-6
+    assert rows[0].metrics["accuracy"] > 0.3
     assert run.seconds >= rows[0].seconds
 
 

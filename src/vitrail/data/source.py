@@ -166,6 +166,7 @@ class Dataset:
     name: str
     classes: tuple[str, ...]
     splits: Mapping[str, Source]
+    task: str = "one"  # what a label is: `registry.TASKS`
     made_split: bool = False  # vitrail made the splits, so a run should record them
     ignored: tuple[str, ...] = ()  # skipped files: not a picture, or without a class
     unused: tuple[tuple[str, str], ...] = ()  # samples left out, and their classes: `sample`, and of a split file

@@ -40,6 +40,7 @@ class Goal:
     label_smoothing: float = 0.0
     balance: str = "none"  # one of the task's ways to make up for uneven labels
     counts: tuple[int, ...] = ()  # training pictures with each label, in the order of the outputs
+    pictures: int = 0  # of training, in all
 
 
 class Answer(NamedTuple):

@@ -48,6 +48,7 @@ class BestWeights:
             tensors=self.objective.plain(tensors),
             preprocess=setup.preprocess,
             classes=setup.dataset.classes,
+            task=setup.task,
             origin=Origin(source=setup.source or f"trained on {setup.dataset.name} with {setup.config.recipe}"),
         )
         self._report(self.objective.prove(finished))

@@ -128,6 +128,9 @@ class Optim:
     """Largest norm of the gradient; larger gradients are scaled down to it."""
     label_smoothing: float = 0.0
     """Label smoothing: share of each target that is spread evenly over all classes."""
+    loss: str = field(default="auto", metadata=IF_USED)
+    """The loss: cross-entropy; bce or asymmetric for several labels; mse, l1 or huber for numbers [default: auto, the
+    first of the task]."""
     ema: float | None = None
     """Decay of an exponential moving average (EMA) of the weights, which is evaluated and saved in their place."""
 
@@ -156,7 +159,10 @@ class Schedule:
     final_lr: float = 0.0
     """Final learning rate, as a share of the highest."""
     patience: int | None = None
-    """Stop after this many epochs without a higher accuracy or a lower loss in validation."""
+    """Stop after this many epochs without a better metric or a lower loss in validation."""
+    best: str = field(default="auto", metadata=IF_USED)
+    """The validation metric whose best epoch is kept: accuracy, balanced, map, mae, …, loss [default: auto, the first
+    of the task]."""
 
     def __post_init__(self) -> None:
         validate(self)

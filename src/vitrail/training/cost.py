@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from vitrail.data import Batch
 from vitrail.errors import ConfigError, OutOfMemoryError
@@ -24,7 +24,7 @@ from vitrail.ranks import Ranks
 from vitrail.timing import Clock, agreed_gain, best_of, repeat, seconds_of, take_turns
 from vitrail.training.budget import PLANNING
 from vitrail.training.config import TrainConfig, apply_changes
-from vitrail.training.gradients import Lanes, Plain, compiled, make_engine, pick_precision
+from vitrail.training.gradients import Lanes, Plain, compiled, first_of, make_engine, move, pick_precision
 from vitrail.training.objectives import make_objective
 from vitrail.training.optim import build_optimizers, start_state
 from vitrail.training.recipes import RECIPES
@@ -99,7 +99,9 @@ def measure(setup: Setup, ranks: Ranks, engine: Plain | None = None) -> Measured
     model = setup.model.to(ranks.device)
     model.train()
     compiles = engine is not None or setup.config.machine.compile == "on"  # anew for every size
-    engine = engine or make_engine(setup, model, make_objective(setup), ranks)
+    if engine is None:
+        objective = make_objective(setup).to(ranks.device)
+        engine = make_engine(setup, objective, objective, ranks)
     size = setup.config.machine.batch_size
     assert isinstance(size, int)
     mine = max(size // ranks.world_size, 1)
@@ -148,8 +150,8 @@ def measure_features(setup: Setup, ranks: Ranks) -> Measured:
     def batches(count: int) -> Iterable[Batch]:
         return plain_loader(setup, "train", Ranks(), count)
 
-    def work(images: Tensor, _: Tensor) -> object:
-        return model.features(images)
+    def work(batch: Batch) -> object:
+        return model.features(batch.images)
 
     most = min(FEW, len(setup.dataset.split("train")))
     with torch.no_grad():
@@ -158,7 +160,7 @@ def measure_features(setup: Setup, ranks: Ranks) -> Measured:
     return Measured(seconds=seconds, images=images, peak_bytes=peak_memory(ranks.device), ranks=ranks.world_size)
 
 
-Work = Callable[[Tensor, Tensor], object]
+Work = Callable[[Batch], object]
 
 
 def _patience(setup: Setup) -> float:
@@ -194,7 +196,7 @@ def _time_batches(batches: Iterable[Batch], device: torch.device, work: Work, pa
 
 def _compute(work: Work, batch: Batch, device: torch.device, count: int) -> None:
     """Some pictures of a batch, until the device is done with them."""
-    work(batch.images[:count].to(device), batch.targets[:count].to(device))
+    work(move(first_of(batch, count), device))
     if device.type == "cuda":
         torch.cuda.synchronize(device)
 
@@ -281,8 +283,8 @@ def settle_compile(setup: Setup, ranks: Ranks, say: Say) -> TrainConfig:
     say("trying torch.compile, which may take a minute")
     try:
         precision = pick_precision(config.machine.precision, ranks.device)
-        module: nn.Module = setup.model
-        engine = Plain(module, compiled(module), make_objective(setup), config.machine.micro_batch, precision)
+        objective = make_objective(setup).to(ranks.device)
+        engine = Plain(objective, compiled(objective), objective, config.machine.micro_batch, precision)
         with_compile = measure(plain, ranks, engine)
     except ConfigError:
         raise
@@ -324,25 +326,26 @@ def _time_gain(setup: Setup, engines: list[Plain]) -> float:
 def time_gradients(setup: Setup, engines: list[Plain], clock: Clock | None = None) -> list[float]:
     """The best time of each engine for the gradient of the same pictures, taken in turns; nothing else changes."""
     setup.model.train()
-    images, targets = _some_pictures(setup, engines)
+    some = _some_pictures(setup, engines)
     with _left_as_it_was(setup.model):
-        few = partial(engines[0].accumulate, images[:FEWEST], targets[:FEWEST])
+        few = partial(engines[0].accumulate, first_of(some, FEWEST))
         each = seconds_of(few, clock) / FEWEST
         count = max(int(BF16_PATIENCE / len(engines) / max(each, 1e-9)), FEWEST)  # of slow pictures, a few will do
-        calls = [partial(engine.accumulate, images[:count], targets[:count]) for engine in engines]
+        calls = [partial(engine.accumulate, first_of(some, count)) for engine in engines]
         laps = take_turns(calls, ROUNDS, patience=BF16_PATIENCE, clock=clock)
     return [best_of(own, warm_up=1).wall for own in laps]
 
 
-def _some_pictures(setup: Setup, engines: list[Plain]) -> tuple[Tensor, Tensor]:
+def _some_pictures(setup: Setup, engines: list[Plain]) -> Batch:
     """A batch, or of a large model as many pictures as it takes at once."""
     batch = next(iter(training_loader(setup, Ranks(device=torch.device("cpu")))))
     count = MOST_TIMED
     if not any(isinstance(engine, Lanes) for engine in engines):
         count = min(engine.micro_batch or MOST_TIMED for engine in engines)
-    return batch.images[:count], batch.targets[:count]
+    return first_of(batch, count)
 
 
 def _engine(setup: Setup, ranks: Ranks, precision: str) -> Plain:
     asked = replace(setup, config=apply_changes(setup.config, {"precision": precision, "compile": "off"}))
-    return make_engine(asked, setup.model, make_objective(asked), ranks)
+    objective = make_objective(asked).to(ranks.device)
+    return make_engine(asked, objective, objective, ranks)

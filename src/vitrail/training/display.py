@@ -12,7 +12,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, ProgressColum
 
 from vitrail.progress import Pulse
 from vitrail.training.listener import Listener, Plan
-from vitrail.wording import word_arguments
+from vitrail.wording import show_metric, word_arguments
 
 if TYPE_CHECKING:
     from vitrail.data.check.findings import DataFinding
@@ -30,6 +30,7 @@ class Display(Listener):
         self.silent = silent
         self._bar: Progress | None = None
         self._epochs = self._steps = 0
+        self._best = "auto"  # the metric that chooses the best epoch
         self._drawn = 0.0
         self._state = ""  # what a pulse prints
         self._pulse: Pulse | None = None
@@ -44,6 +45,7 @@ class Display(Listener):
             self._print(f"[dim]training continues with these data; details: vitrail data check {escape(data)}[/]")
 
     def decided(self, plan: Plan) -> None:
+        self._best = plan.config["schedule"].get("best", "auto")
         for line in plan.describe():
             self._print(escape(line))
 
@@ -102,8 +104,10 @@ class Display(Listener):
         if self.silent:
             return
         parts = [f"epoch {row.epoch}/{self._epochs}", f"loss {row.train_loss:.4f}"]
-        if row.val_loss is not None and row.val_accuracy is not None:
-            parts += [f"val loss {row.val_loss:.4f}", f"val accuracy {row.val_accuracy:.2%}"]
+        if row.val_loss is not None:
+            parts.append(f"val loss {row.val_loss:.4f}")
+            shown = [name for index, name in enumerate(row.metrics) if index == 0 or name.startswith(self._best)]
+            parts += [f"val {name.replace('_', ' ')} {show_metric(name, row.metrics[name])}" for name in shown]
         parts += [f"{row.images_per_second:,.0f} images/s", f"{row.seconds:.0f} s"]
         self.console.print("  ".join(parts) + ("  [green]best[/]" if is_best else ""))
         self._heard()

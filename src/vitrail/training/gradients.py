@@ -6,7 +6,7 @@ order of the micro-batches: with the same micro-batches, the result does not dep
 """
 
 import math
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, NamedTuple, Protocol, cast
 
@@ -16,6 +16,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
+from vitrail.data import Batch
 from vitrail.model import ViT
 from vitrail.model.block import Block
 from vitrail.ranks import Ranks
@@ -27,21 +28,31 @@ SLACK = 0.1  # of a round: somewhat larger micro-batches are better than one mor
 CPU_TOKENS = 4096  # per micro-batch of larger models
 LANE_WIDTH = 256  # wider models keep all cores busy with one operation
 
-Forward = Callable[[Tensor], Tensor]
+
+class Outcome(NamedTuple):
+    """What an objective makes of a batch."""
+
+    loss: Tensor  # the mean over its samples
+    metrics: Mapping[str, Tensor] = {}  # other means, by name
+    outputs: Tensor | None = None  # of the model, for `score`
 
 
-def spread(model: nn.Module, ranks: Ranks, strategy: str) -> nn.Module:
-    """The model as all ranks train it: as it is, copied to each (DDP), or spread over them (FSDP2)."""
+Forward = Callable[[Batch], Outcome]
+Metrics = dict[str, Tensor]
+
+
+def spread(objective: nn.Module, ranks: Ranks, strategy: str) -> nn.Module:
+    """The objective as all ranks train it: as it is, copied to each (DDP), or spread over them (FSDP2)."""
     if strategy == "fsdp":
         mesh = init_device_mesh(ranks.device.type, (ranks.world_size,))
-        for block in (module for module in model.modules() if isinstance(module, Block)):
+        for block in (module for module in objective.modules() if isinstance(module, Block)):
             fully_shard(block, mesh=mesh)
-        fully_shard(model, mesh=mesh)
-        return model
+        fully_shard(objective, mesh=mesh)
+        return objective
     if ranks.world_size == 1:
-        return model
+        return objective
     devices = [ranks.device] if ranks.device.type == "cuda" else None
-    return DistributedDataParallel(model, device_ids=devices, gradient_as_bucket_view=True)  # not all of them twice
+    return DistributedDataParallel(objective, device_ids=devices, gradient_as_bucket_view=True)  # not all of them twice
 
 
 def without_sync(module: nn.Module, last: bool) -> AbstractContextManager[Any]:
@@ -57,19 +68,13 @@ def whole(tensor: Tensor) -> Tensor:
     return tensor if gather is None else gather()
 
 
-class Scores(NamedTuple):
-    """What evaluation sums up over pictures."""
-
-    loss: float  # summed
-    correct: int
-
-
 class Scorer(Protocol):
-    """Scores outputs: the part of an `Objective` that these engines use."""
+    """The part of an `Objective` that these engines use."""
 
-    def loss(self, outputs: Tensor, targets: Tensor) -> Tensor: ...
+    on_pictures: bool
+    draws: bool
 
-    def score(self, outputs: Tensor, targets: Tensor) -> Scores: ...
+    def score(self, outcome: Outcome, batch: Batch) -> Any: ...
 
 
 class Plain:
@@ -84,30 +89,29 @@ class Plain:
         self.micro_batch = micro_batch
         self.precision = precision
 
-    def accumulate(self, inputs: Tensor, targets: Tensor) -> Tensor:
-        """Add the gradient of the mean loss to the parameters; the loss itself."""
-        total = torch.zeros((), device=inputs.device)
-        pieces = list(split(inputs, targets, self.micro_batch))
-        for index, (some, labels) in enumerate(pieces):
+    def accumulate(self, batch: Batch) -> tuple[Tensor, Metrics]:
+        """Add the gradient of the mean loss to the parameters; the loss itself, and the means of the metrics."""
+        device = batch.images.device
+        total, means = torch.zeros((), device=device), Metrics()
+        pieces = list(split(batch, self.micro_batch))
+        for index, some in enumerate(pieces):
+            share = len(some.images) / len(batch.images)
             with without_sync(self.module, last=index == len(pieces) - 1):
-                with autocast(inputs.device, self.precision):
-                    loss = self.scorer.loss(self.forward(some).float(), labels)
-                loss = loss * (len(some) / len(inputs))
+                with autocast(device, self.precision):
+                    outcome = self.forward(some)
+                loss = outcome.loss * share
                 loss.backward()
             total += loss.detach()
-        return total
+            _add(means, outcome.metrics, share)
+        return total, means
 
-    def score(self, inputs: Tensor, targets: Tensor) -> Scores:
-        """Summed loss and correct answers, without gradients."""
-        parts = self._score_each(split(inputs, targets, self.micro_batch))
-        return Scores(sum(part.loss for part in parts), sum(part.correct for part in parts))
+    def score(self, batch: Batch) -> list[Any]:
+        """What the objective keeps of each micro-batch, without gradients."""
+        return [self._score(piece) for piece in split(batch, self.micro_batch)]
 
-    def _score_each(self, pieces: Iterable[tuple[Tensor, Tensor]]) -> list[Scores]:
-        return [self._score(*piece) for piece in pieces]
-
-    def _score(self, inputs: Tensor, targets: Tensor) -> Scores:
-        with torch.no_grad(), autocast(inputs.device, self.precision):
-            return self.scorer.score(self.forward(inputs).float(), targets)
+    def _score(self, batch: Batch) -> Any:
+        with torch.no_grad(), autocast(batch.images.device, self.precision):
+            return self.scorer.score(self.forward(batch), batch)
 
 
 class Lanes(Plain):
@@ -118,17 +122,16 @@ class Lanes(Plain):
         self.parameters = [parameter for parameter in module.parameters() if parameter.requires_grad]
         self._pool = start_workers(num_lanes)
 
-    def accumulate(self, inputs: Tensor, targets: Tensor) -> Tensor:
-        futures = [
-            self._pool.submit(self._gradient, some, labels, len(some) / len(inputs))
-            for some, labels in split(inputs, targets, self.micro_batch)
-        ]
-        total = torch.zeros(())
+    def accumulate(self, batch: Batch) -> tuple[Tensor, Metrics]:
+        pieces = [(some, len(some.images) / len(batch.images)) for some in split(batch, self.micro_batch)]
+        futures = [self._pool.submit(self._gradient, *piece) for piece in pieces]
+        total, means = torch.zeros(()), Metrics()
         sums: list[Tensor] = []
         try:
-            for future in futures:
-                loss, gradients = future.result()
+            for future, (_, share) in zip(futures, pieces, strict=True):
+                loss, metrics, gradients = future.result()
                 total += loss
+                _add(means, metrics, share)
                 if sums:
                     for total_gradient, gradient in zip(sums, gradients, strict=True):
                         total_gradient.add_(gradient)
@@ -139,28 +142,35 @@ class Lanes(Plain):
                 future.cancel()  # after an error or a signal: the process would end only when all were computed
         for parameter, gradient in zip(self.parameters, sums, strict=True):
             parameter.grad = gradient if parameter.grad is None else parameter.grad + gradient
-        return total
+        return total, means
 
-    def _gradient(self, inputs: Tensor, targets: Tensor, share: float) -> tuple[Tensor, list[Tensor]]:
-        loss = self.scorer.loss(self.forward(inputs), targets) * share
-        return loss.detach(), list(torch.autograd.grad(loss, self.parameters))
+    def _gradient(self, batch: Batch, share: float) -> tuple[Tensor, Mapping[str, Tensor], list[Tensor]]:
+        outcome = self.forward(batch)
+        loss = outcome.loss * share
+        return loss.detach(), outcome.metrics, list(torch.autograd.grad(loss, self.parameters))
 
-    def _score_each(self, pieces: Iterable[tuple[Tensor, Tensor]]) -> list[Scores]:
-        futures = [self._pool.submit(self._score, *piece) for piece in pieces]
+    def score(self, batch: Batch) -> list[Any]:
+        futures = [self._pool.submit(self._score, piece) for piece in split(batch, self.micro_batch)]
         return [future.result() for future in futures]
 
 
-def make_engine(setup: Setup, module: nn.Module, scorer: Scorer, ranks: Ranks) -> Plain:
+def _add(means: Metrics, metrics: Mapping[str, Tensor], share: float) -> None:
+    for name, value in metrics.items():
+        means[name] = means.get(name, torch.zeros((), device=value.device)) + value.detach() * share
+
+
+def make_engine(setup: Setup, module: nn.Module, objective: Scorer, ranks: Ranks) -> Plain:
     """What computes gradients of the module: threads with micro-batches of their own where these are faster."""
     machine, model = setup.config.machine, setup.model
     precision = pick_precision(machine.precision, ranks.device)
-    alone = ranks.world_size == 1 and module is model and precision == "float32"
-    if alone and machine.compile != "on" and suits_lanes(model, ranks.device):
+    alone = ranks.world_size == 1 and objective.on_pictures and precision == "float32"
+    if alone and not objective.draws and machine.compile != "on" and suits_lanes(model, ranks.device):
         lanes, size = num_threads(), machine.batch_size
         assert isinstance(size, int)
-        return Lanes(module, module, scorer, machine.micro_batch or lane_batch(model, size, lanes), lanes)
+        return Lanes(module, module, objective, machine.micro_batch or lane_batch(model, size, lanes), lanes)
     forward = compiled(module) if machine.compile == "on" else module
-    return Plain(module, forward, scorer, machine.micro_batch or default_micro_batch(model, ranks.device), precision)
+    micro_batch = machine.micro_batch or default_micro_batch(model, ranks.device)
+    return Plain(module, forward, objective, micro_batch, precision)
 
 
 def compiled(module: nn.Module) -> Forward:
@@ -202,9 +212,22 @@ def default_micro_batch(model: ViT, device: torch.device) -> int | None:
     return max(8 * round(CPU_TOKENS / model.config.tokens / 8), 8)
 
 
-def split(inputs: Tensor, targets: Tensor, size: int | None) -> Iterator[tuple[Tensor, Tensor]]:
-    size = size or len(inputs)
-    yield from zip(inputs.split(size), targets.split(size), strict=True)
+def split(batch: Batch, size: int | None) -> Iterator[Batch]:
+    """Micro-batches of at most this many samples."""
+    size = size or len(batch.images)
+    parts = (batch.images.split(size), batch.targets.split(size), batch.indices.split(size))
+    yield from (Batch(*part) for part in zip(*parts, strict=True))
+
+
+def first_of(batch: Batch, count: int) -> Batch:
+    """The first samples of a batch."""
+    return Batch(batch.images[:count], batch.targets[:count], batch.indices[:count])
+
+
+def move(batch: Batch, device: torch.device) -> Batch:
+    """The batch on a device."""
+    images, targets = (tensor.to(device, non_blocking=True) for tensor in (batch.images, batch.targets))
+    return Batch(images, targets, batch.indices)
 
 
 def autocast(device: torch.device, precision: str) -> AbstractContextManager[Any]:

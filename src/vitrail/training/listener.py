@@ -148,8 +148,9 @@ class TensorBoard(Listener):
         self._writer.add_scalar("train/loss", loss, step)
 
     def finished_epoch(self, row: "EpochRow", is_best: bool) -> None:
-        for name in ("lr", "val_loss", "val_accuracy", "images_per_second"):
-            value = getattr(row, name)
+        metrics = {f"val_{name}": value for name, value in row.metrics.items()}
+        plain = {name: getattr(row, name) for name in ("lr", "val_loss", "images_per_second")}
+        for name, value in (plain | metrics).items():
             if value is not None:
                 self._writer.add_scalar(f"epoch/{name}", value, row.step)
 

@@ -15,15 +15,16 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
+from vitrail.data import Batch
 from vitrail.errors import VitrailError, WeightsError
 from vitrail.ranks import Ranks
 from vitrail.threads import cores
 from vitrail.training import budget, snapshots
 from vitrail.training.best_weights import BestWeights
 from vitrail.training.curves import RESULTS, EpochRow, append_row, keep_rows
-from vitrail.training.gradients import Lanes, Plain, make_engine, pick_precision, spread, whole
+from vitrail.training.gradients import Lanes, Plain, make_engine, move, pick_precision, spread, whole
 from vitrail.training.listener import Listener
-from vitrail.training.objectives import Batches, SplitScore, evaluate, make_objective
+from vitrail.training.objectives import Batches, Objective, SplitScore, evaluate, freeze, make_objective
 from vitrail.training.optim import EMA, build_optimizers, local_part, lr_factor, set_learning_rate, start_state
 from vitrail.training.setup import Setup, check_strategy
 from vitrail.training.signals import InterruptedRunError, Signals
@@ -35,20 +36,29 @@ AGREE_EVERY = {"cpu": 1}  # steps between exchanges with the other ranks (stop? 
 
 
 class Trainer:
-    """One run: made from a setup, moved by `run`, kept in a folder."""
+    """One run: made from a setup, moved by `run`, kept in a folder.
 
-    def __init__(self, setup: Setup, ranks: Ranks, folder: Path, listener: Listener | None = None) -> None:
+    The objective is the one that the config asks for, unless another is passed.
+    """
+
+    def __init__(
+        self,
+        setup: Setup,
+        ranks: Ranks,
+        folder: Path,
+        listener: Listener | None = None,
+        objective: Objective | None = None,
+    ) -> None:
         config = setup.config
         check_strategy(config, ranks.world_size)
         self.setup, self.ranks, self.folder = setup, ranks, folder
         self.listener = listener or Listener()
-        self.model = setup.model.to(ranks.device)
+        self.model = setup.model
         self.model.gradient_checkpointing = config.machine.recompute
-        self.objective = make_objective(setup)
+        self.objective = (make_objective(setup) if objective is None else freeze(objective)).to(ranks.device)
         self.sharded = config.machine.strategy == "fsdp" and config.start.training.can_be_sharded
-        self.module = spread(self.objective.module, ranks, "fsdp" if self.sharded else "ddp")
-        depth = self.model.config.depth
-        self.optimizers = build_optimizers(self.model, config.optim, depth)
+        self.module = spread(self.objective, ranks, "fsdp" if self.sharded else "ddp")
+        self.optimizers = build_optimizers(self.objective, config.optim, setup.model.config.depth)
         self._peak_lr = max(group["peak_lr"] for optimizer in self.optimizers for group in optimizer.param_groups)
         self.precision = pick_precision(config.machine.precision, ranks.device)
         self.engine = make_engine(setup, self.module, self.objective, ranks)
@@ -57,7 +67,7 @@ class Trainer:
         if setup.has_validation:
             self.val_loader = self.objective.batches("val", ranks, self.listener, folder)
         self._validation = "" if self.val_loader is None else str(self.val_loader.state_dict()["data"])
-        self.ema = None if config.optim.ema is None else EMA(self.model, config.optim.ema)
+        self.ema = None if config.optim.ema is None else EMA(self.objective, config.optim.ema)
         start_state(self.optimizers)
         self.state = RunState()
         if config.schedule.minutes is not None and self.objective.fits_epochs:
@@ -127,9 +137,9 @@ class Trainer:
         """Begin with a head that is trained already: row 0, and what epochs must improve on."""
         state = self.state
         state.seconds = state.epoch_began = head.seconds
-        if head.val_loss is None or head.val_accuracy is None:
+        if head.val_loss is None:
             return
-        state.best_accuracy, state.best_loss = head.val_accuracy, head.val_loss
+        state.best_metrics, state.best_loss = dict(head.metrics), head.val_loss
         state.lowest_val_loss = head.val_loss
         path = self.folder / RESULTS
         self.ranks.from_first(lambda: keep_rows(path, -1))  # of a run that was killed here
@@ -155,7 +165,7 @@ class Trainer:
         state = self.state
         self._clock = began = time.monotonic()
         for batch in self.loader:
-            loss, norm = self.step(batch.images, batch.targets)
+            loss, norm = self.step(batch)
             if not math.isfinite(norm):  # the same on all ranks, since they have summed their gradients
                 self._rescue("the gradient is not finite")
                 return
@@ -180,14 +190,13 @@ class Trainer:
         position = budget.curve_position(state.plan, step, self.total_steps)
         return lr_factor(schedule, position, state.plan.curve_steps) * state.lr_scale
 
-    def step(self, images: Tensor, targets: Tensor) -> tuple[float, float]:
+    def step(self, batch: Batch) -> tuple[float, float]:
         """One change of the weights: its loss (of this rank) and the norm of the gradient (of all)."""
         config, state = self.setup.config, self.state
         torch.manual_seed(_mix(config.machine.seed, state.step, self.ranks.rank))
         set_learning_rate(self.optimizers, self._lr_share(state.step))
-        images = images.to(self.ranks.device, non_blocking=True)
-        targets = targets.to(self.ranks.device, non_blocking=True)
-        loss = float(self.engine.accumulate(images, targets))
+        total, means = self.engine.accumulate(move(batch, self.ranks.device))
+        loss = float(total)
         norm = self._clip(config.optim.clip)
         if math.isfinite(norm):  # otherwise the weights stay as they were
             for optimizer in self.optimizers:
@@ -199,10 +208,12 @@ class Trainer:
         state.step += 1
         state.loss_sum += loss
         state.loss_count += 1
+        for name, mean in means.items():
+            state.metric_sums[name] = state.metric_sums.get(name, 0.0) + float(mean)
         return loss, norm
 
     def _clip(self, limit: float | None) -> float:
-        parameters = [parameter for parameter in self.model.parameters() if parameter.grad is not None]
+        parameters = [parameter for parameter in self.objective.parameters() if parameter.grad is not None]
         norm = nn.utils.clip_grad_norm_(parameters, math.inf if limit is None else limit)
         return float(whole(norm))
 
@@ -237,8 +248,10 @@ class Trainer:
 
     def _end_epoch(self) -> None:
         state, config = self.state, self.setup.config
-        loss_sum, count = self.ranks.sum([state.loss_sum, state.loss_count])
-        train_loss = loss_sum / count
+        names = sorted(state.metric_sums)
+        sums = [state.loss_sum, *(state.metric_sums[name] for name in names)]
+        *totals, count = self.ranks.sum([*sums, state.loss_count])
+        train_loss, *means = (total / count for total in totals)
         if self.objective.has_diverged(train_loss, state.lowest_train_loss):
             self._rescue(f"the training loss has risen to {train_loss:.3g}", whole_epochs=True)
             return
@@ -252,7 +265,7 @@ class Trainer:
             self._evaluation_pace = (time.monotonic() - began) / max(score.count, 1)
         state.lowest_train_loss = min(state.lowest_train_loss, train_loss)
         state.epoch += 1
-        state.loss_sum, state.loss_count, state.rescues = 0.0, 0, 0
+        state.loss_sum, state.loss_count, state.metric_sums, state.rescues = 0.0, 0, {}, 0
         is_best = self._is_best(score)
         if is_best:
             with self.best_weights():
@@ -264,7 +277,8 @@ class Trainer:
             lr=self._lr_share(state.step - 1) * self._peak_lr,
             train_loss=train_loss,
             val_loss=None if score is None else score.loss,
-            val_accuracy=None if score is None else score.accuracy,
+            metrics={} if score is None else score.metrics,
+            train_metrics=dict(zip(names, means, strict=True)),
             images_per_second=self._images_per_second(),
             seconds=state.seconds,
         )
@@ -303,7 +317,7 @@ class Trainer:
             state.lowest_val_loss = min(state.lowest_val_loss, score.loss)
             if not self.objective.is_better(score, state):
                 return False
-            state.best_accuracy, state.best_loss = score.accuracy, score.loss
+            state.best_metrics, state.best_loss = dict(score.metrics), score.loss
         state.best_epoch = state.epoch
         return True
 
@@ -338,13 +352,13 @@ class Trainer:
         if self.sharded:  # whole batches: every rank must gather the weights equally often
             plain = Plain(self.module, self.module, self.objective, None, self.precision)
             blank = self.objective.blank(self.ranks.device)
-            score = evaluate(plain.score, loader, self.ranks, lambda: plain.score(*blank))
+            score = evaluate(self.objective, plain.score, loader, self.ranks, lambda: plain.score(blank))
         elif isinstance(self.engine, Lanes):
-            score = evaluate(self.engine.score, loader, self.ranks)
+            score = evaluate(self.objective, self.engine.score, loader, self.ranks)
         else:  # not through DDP, whose forward pass communicates with the other ranks
             micro = self.engine.micro_batch
-            plain = Plain(self.module, self.objective.forward, self.objective, micro, self.precision)
-            score = evaluate(plain.score, loader, self.ranks)
+            plain = Plain(self.module, self.objective, self.objective, micro, self.precision)
+            score = evaluate(self.objective, plain.score, loader, self.ranks)
         self.module.train()
         return score
 
@@ -355,16 +369,23 @@ class Trainer:
     def _tensors(self) -> dict[str, Tensor]:
         average = None if self.ema is None else self.ema.tensors
         only_trained = self.objective.keeps_only_trained
-        return snapshots.named_tensors(self.model, self.optimizers, average, only_trained=only_trained)
+        return snapshots.named_tensors(self.objective, self.optimizers, average, only_trained=only_trained)
 
     def save(self) -> None:
         """Write a resumable checkpoint."""
         self._count_seconds()
-        self.state.loss_sum = self.ranks.sum([self.state.loss_sum])[0] / self.ranks.world_size
+        self._share_sums()
         self.state.loader, self.state.validation = self.loader.state_dict(), self._validation
         path = snapshots.save(self.last, self._tensors(), self.state, self.ranks)
         self._saved_at = time.monotonic()
         self.listener.saved(path)
+
+    def _share_sums(self) -> None:
+        """Give every rank the mean of all, since only one writes them."""
+        state, names = self.state, sorted(self.state.metric_sums)
+        sums = self.ranks.sum([state.loss_sum, *(state.metric_sums[name] for name in names)])
+        state.loss_sum, *means = (total / self.ranks.world_size for total in sums)
+        state.metric_sums = dict(zip(names, means, strict=True))
 
     def _count_seconds(self) -> None:
         now = time.monotonic()

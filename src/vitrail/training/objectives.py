@@ -1,24 +1,28 @@
-"""The goal of a run. The loop asks an `Objective` for its batches, the loss and the score of a batch, what counts as
-better and what as diverged, and knows nothing else about it.
+"""The goal of a run. An `Objective` is a module: everything in it is optimised, clipped, averaged, spread over the
+ranks and saved. The loop asks it for its batches, for the loss and the metrics of a batch, which metric chooses the
+best epoch and what counts as diverged, and knows nothing else about it.
 
 A new kind of training is a class here with its line in `OBJECTIVES`, and one in `TRAININGS` of `training/config.py`.
 """
 
-import math
-from collections.abc import Callable, Iterable, Mapping
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
+from vitrail.data import Batch
 from vitrail.data.loader import Loader
-from vitrail.errors import DataError
+from vitrail.errors import ConfigError, DataError, suggest
 from vitrail.ranks import Ranks
-from vitrail.training.curves import is_better
+from vitrail.tasks.task import Goal, Task
+from vitrail.training.curves import Choice, choice_of
 from vitrail.training.features import FeatureLoader, feature_loader
-from vitrail.training.gradients import Forward, Scores
+from vitrail.training.gradients import Outcome, move
 from vitrail.training.listener import Listener
 from vitrail.training.lora import adapted_layers, merged, write_adapter
 from vitrail.training.setup import Setup, plain_loader, training_loader
@@ -35,61 +39,62 @@ class SplitScore:
     """A model on a split."""
 
     loss: float
-    accuracy: float
+    metrics: Mapping[str, float]  # those of the objective, by name
     count: int
 
+    @property
+    def accuracy(self) -> float:
+        """The share of pictures whose class is right; NaN where pictures have no class."""
+        return self.metrics.get("accuracy", float("nan"))
 
-def evaluate(
-    score: Callable[[Tensor, Tensor], Scores],
-    loader: Batches,
-    ranks: Ranks,
-    take_part: Callable[[], object] = lambda: None,
-) -> SplitScore:
-    """Mean loss and accuracy over a split, every picture counted once, whatever the number of ranks.
+    def facts(self) -> dict[str, Any]:
+        """As JSON values, on one level."""
+        return {"loss": self.loss, **self.metrics, "count": self.count}
 
-    `take_part` is called for each batch in which this rank has no pictures.
-    """
-    loss = 0.0
-    correct = count = batches = 0
-    for batch in loader:
-        part = score(batch.images.to(ranks.device), batch.targets.to(ranks.device))
-        loss, correct, count = loss + part.loss, correct + part.correct, count + len(batch.targets)
-        batches += 1
-    for _ in range(len(loader) - batches):
-        take_part()
-    total_loss, total_correct, total = ranks.sum([loss, correct, count])
-    if not total:
-        raise DataError("no picture of the split could be read; run vitrail data check.")
-    return SplitScore(loss=total_loss / total, accuracy=total_correct / total, count=round(total))
+    @classmethod
+    def from_facts(cls, facts: Mapping[str, Any]) -> "SplitScore":
+        """The inverse of `facts`."""
+        metrics = {name: float(value) for name, value in facts.items() if name not in ("loss", "count")}
+        return cls(loss=float(facts["loss"]), metrics=metrics, count=int(facts["count"]))
 
 
 RISEN = 2.0  # times the lowest training loss so far: above it, the loss diverges,
 ABOVE_CHANCE = 1.5  # unless it is still below this many times the loss of guessing
 
 
-@dataclass(frozen=True, kw_only=True)
-class Objective:
-    """What is learned, from what, and how that is scored; by default all weights, from pictures and their classes:
-    labels, or shares of the classes where pictures are mixed.
+class Objective(nn.Module, ABC):
+    """What is learned, from what, and how that is scored. A subclass says the loss; parts of its own, such as a
+    decoder, are attributes, and are trained and saved with the model.
     """
 
-    setup: Setup
-    keeps_only_trained: bool = False  # resumable checkpoints hold only the weights that are trained
-    fits_epochs: bool = True  # a time budget decides how many there are
+    keeps_only_trained = False  # resumable checkpoints hold only the weights that are trained
+    fits_epochs = True  # a time budget decides how many there are
+    on_pictures = True  # rather than on features
+    draws = False  # `forward` draws random numbers of its own
+    choice = Choice("loss", higher=False)  # the metric that chooses the best epoch
 
-    @property
-    def module(self) -> nn.Module:
-        """What is trained."""
-        return self.setup.model
+    def __init__(self, setup: Setup) -> None:
+        super().__init__()
+        self.setup = setup
+        self.model = setup.model
 
-    @property
-    def forward(self) -> Forward:
-        """Inputs of a batch → outputs, for evaluation."""
-        return self.setup.model
+    @abstractmethod
+    def forward(self, batch: Batch) -> Outcome:
+        """The mean loss of some samples, which training minimises, and means of other numbers by name."""
+
+    def score(self, outcome: Outcome, batch: Batch) -> Any:
+        """What validation keeps of a batch: small, and the same however samples are batched."""
+        return len(batch.images), {"loss": float(outcome.loss), **{k: float(v) for k, v in outcome.metrics.items()}}
+
+    def summarize(self, parts: Sequence[Any]) -> dict[str, float]:
+        """The loss and the metrics of a split, from the parts of all its batches."""
+        total = sum(count for count, _ in parts)
+        names = parts[0][1]
+        return {name: sum(count * means[name] for count, means in parts) / total for name in names}
 
     def trained(self) -> Iterable[nn.Parameter]:
         """The weights that change."""
-        return self.module.parameters()
+        return self.parameters()
 
     def plain(self, tensors: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
         """The tensors of a plain model, from those of the trained one."""
@@ -109,56 +114,83 @@ class Objective:
         """
         return training_loader(self.setup, ranks) if split == "train" else plain_loader(self.setup, split, ranks)
 
-    def blank(self, device: torch.device) -> tuple[Tensor, Tensor]:
-        """An input and a target of the right shapes, for a rank without pictures that must take part."""
+    def blank(self, device: torch.device) -> Batch:
+        """A sample of the right shapes, for a rank without pictures that must take part."""
         config = self.setup.model.config
         images = torch.zeros((1, config.channels, *config.image_size), device=device)
-        return images, torch.zeros(1, dtype=torch.long, device=device)
-
-    def loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        """The mean loss of some outputs, which training minimises."""
-        return F.cross_entropy(outputs, targets, label_smoothing=self.setup.config.optim.label_smoothing)
-
-    def score(self, outputs: Tensor, targets: Tensor) -> Scores:
-        """What evaluation adds up over a split."""
-        return count(outputs, targets)
+        labels = torch.as_tensor(self.setup.dataset.split("train").labels[:1], device=device)
+        return Batch(images, torch.zeros_like(labels), torch.zeros(1, dtype=torch.long))
 
     def has_diverged(self, loss: float, lowest: float) -> bool:
         """Whether an epoch's training loss has diverged, `lowest` being the lowest before."""
-        chance = math.log(len(self.setup.dataset.classes))
-        return not loss <= max(RISEN * lowest, ABOVE_CHANCE * chance)  # so that NaN counts too
+        return not loss <= RISEN * lowest  # so that NaN counts too
 
     def improves(self, score: SplitScore, state: RunState) -> bool:
         """Whether the run still improves: what patience waits for."""
-        return score.accuracy > state.best_accuracy or score.loss < state.lowest_val_loss
+        return self.rank(score) > self._best(state) or score.loss < state.lowest_val_loss
 
     def is_better(self, score: SplitScore, state: RunState) -> bool:
         """Whether these weights replace the best so far."""
-        return is_better(score.accuracy, score.loss, state.best_accuracy, state.lowest_val_loss)
+        return self.choice.is_better(self.rank(score), score.loss, self._best(state), state.lowest_val_loss)
+
+    def rank(self, score: SplitScore) -> float:
+        """Higher for better weights."""
+        return self.choice.rank(score.loss, score.metrics)
+
+    def _best(self, state: RunState) -> float:
+        return self.choice.rank(state.best_loss, state.best_metrics)
 
 
-@dataclass(frozen=True, kw_only=True)
-class HeadOnFeatures(Objective):
+class Supervised(Objective):
+    """All weights, from pictures and their labels, by the loss of their task."""
+
+    def __init__(self, setup: Setup) -> None:
+        super().__init__(setup)
+        optim = setup.config.optim
+        labels = setup.dataset.split("train").labels
+        self.task = setup.task
+        self.choice = choice_of(setup.config, setup.task)
+        self.goal = Goal(loss=check_loss(optim.loss, setup.task), label_smoothing=optim.label_smoothing)
+        self._chance = setup.task.chance(labels)
+
+    def outputs(self, inputs: Tensor) -> Tensor:
+        """What the model says of the inputs of a batch."""
+        return self.model(inputs)
+
+    def forward(self, batch: Batch) -> Outcome:
+        outputs = self.outputs(batch.images).float()
+        return Outcome(self.task.loss(outputs, batch.targets, self.goal), {}, outputs)
+
+    def score(self, outcome: Outcome, batch: Batch) -> Any:
+        assert outcome.outputs is not None
+        return self.task.score(outcome.outputs, batch.targets)
+
+    def summarize(self, parts: Sequence[Any]) -> dict[str, float]:
+        return self.task.summarize(parts)
+
+    def has_diverged(self, loss: float, lowest: float) -> bool:
+        return not loss <= max(RISEN * lowest, ABOVE_CHANCE * self._chance)
+
+
+class HeadOnFeatures(Supervised):
     """Only the head, on features of unchanged pictures that are computed once."""
 
-    keeps_only_trained: bool = True
-    fits_epochs: bool = False  # they take a moment
+    keeps_only_trained = True
+    fits_epochs = False  # they take a moment
+    on_pictures = False
 
-    @property
-    def module(self) -> nn.Module:
-        assert self.setup.model.head is not None
-        return self.setup.model.head
+    def trained(self) -> Iterable[nn.Parameter]:
+        assert self.model.head is not None
+        return self.model.head.parameters()
 
-    @property
-    def forward(self) -> Forward:
-        return self.setup.model.classify
+    def outputs(self, inputs: Tensor) -> Tensor:
+        return self.model.classify(inputs)
 
     def batches(self, split: str, ranks: Ranks, listener: Listener, folder: Path) -> Batches:
         return feature_loader(self.setup, split, ranks, listener, folder)
 
 
-@dataclass(frozen=True, kw_only=True)
-class LowRank(Objective):
+class LowRank(Supervised):
     """The head, and LoRA's pairs beside weights that stay as they are."""
 
     def trained(self) -> Iterable[nn.Parameter]:
@@ -183,8 +215,15 @@ class LowRank(Objective):
             write_adapter(folder / f"peft-{library.name}", library, model, tensors, base)
 
 
+def check_loss(name: str, task: Task) -> str:
+    """The loss that a config asks for, which must be one of the task's."""
+    if name not in ("auto", *task.losses):
+        raise ConfigError(f"has no {name!r} for this task; {suggest(name, ['auto', *task.losses])}", field="loss")
+    return task.losses[0] if name == "auto" else name
+
+
 OBJECTIVES: dict[str, type[Objective]] = {
-    "all": Objective,
+    "all": Supervised,
     "head": HeadOnFeatures,
     "lora": LowRank,
 }  # by `train`
@@ -192,14 +231,40 @@ OBJECTIVES: dict[str, type[Objective]] = {
 
 def make_objective(setup: Setup) -> Objective:
     """The one that a config asks for; weights that it does not train are frozen."""
-    objective = OBJECTIVES[setup.config.start.train](setup=setup)
+    return freeze(OBJECTIVES[setup.config.start.train](setup))
+
+
+def freeze(objective: Objective) -> Objective:
+    """The objective, whose weights are frozen if it does not train them."""
     trained = set(objective.trained())
-    for parameter in setup.model.parameters():
+    for parameter in objective.parameters():
         parameter.requires_grad_(parameter in trained)
     return objective
 
 
-def count(logits: Tensor, targets: Tensor) -> Scores:
-    """Summed loss and correct answers of some logits."""
-    loss = F.cross_entropy(logits, targets, reduction="none").cpu().double().sum()  # not every device has float64
-    return Scores(float(loss), int((logits.argmax(dim=1) == targets).sum()))
+def evaluate(
+    objective: Objective,
+    score: Callable[[Batch], Sequence[Any]],
+    loader: Batches,
+    ranks: Ranks,
+    take_part: Callable[[], object] = lambda: None,
+) -> SplitScore:
+    """Loss and metrics over a split, every picture counted once, whatever the number of ranks.
+
+    `score` gives the parts of a batch; `take_part` is called for each batch in which this rank has no pictures.
+    """
+    parts: list[Any] = []
+    count = batches = 0
+    for batch in loader:
+        parts += score(move(batch, ranks.device))
+        count += len(batch.images)
+        batches += 1
+    for _ in range(len(loader) - batches):
+        take_part()
+    everything = [part for own in ranks.gather(parts) for part in own]
+    if not everything:
+        raise DataError("no picture of the split could be read; run vitrail data check.")
+    metrics = objective.summarize(everything)
+    loss = float(metrics.pop("loss"))
+    finite = {name: float(value) for name, value in metrics.items() if np.isfinite(value)}
+    return SplitScore(loss=loss, metrics=finite, count=round(ranks.sum([count])[0]))

@@ -32,9 +32,10 @@ class Group:
 def group_parameters(model: nn.Module, config: Optim, depth: int) -> list[Group]:
     """Every trainable parameter in exactly one group."""
     groups: dict[tuple[str, float, float], Group] = {}
-    for name, parameter in model.named_parameters():
+    for own_name, parameter in model.named_parameters():
         if not parameter.requires_grad:
             continue
+        name = own_name.removeprefix("model.")  # of an objective
         decay = config.weight_decay if is_decayed(name, parameter) else 0.0
         kind = config.optimizer if config.optimizer != "muon" or is_hidden_matrix(name, parameter) else "adamw"
         lr = config.muon_lr if kind == "muon" else config.lr
@@ -121,11 +122,11 @@ def lr_factor(config: Schedule, step: float, total_steps: int) -> float:
 
 
 class EMA:
-    """Exponential moving average of all floating-point tensors of a model, shard by shard where it is spread."""
+    """Exponential moving average of all floating-point tensors of a module, shard by shard where it is spread."""
 
-    def __init__(self, model: nn.Module, decay: float) -> None:
+    def __init__(self, module: nn.Module, decay: float) -> None:
         self.decay = decay
-        self._current = {name: tensor for name, tensor in model.state_dict().items() if tensor.is_floating_point()}
+        self._current = {name: tensor for name, tensor in module.state_dict().items() if tensor.is_floating_point()}
         self.tensors = {name: tensor.detach().clone() for name, tensor in self._current.items()}
         self._pairs = [(local_part(mean), local_part(self._current[name])) for name, mean in self.tensors.items()]
 

@@ -47,6 +47,7 @@ from vitrail.training.setup import Setup, fit_batch_size, prepare_run
 from vitrail.training.signals import InterruptedRunError
 from vitrail.training.snapshots import LAST, RunState
 from vitrail.weights.native import read_native
+from vitrail.wording import show_metric
 
 PROBE = "probe"  # the folder of the head's own run
 
@@ -92,7 +93,8 @@ def carry_out(setup: Setup, ranks: Ranks, folder: Path, listener: Listener, *, r
     rows = read_rows(folder / RESULTS)
     if ranks.is_first:
         rates = learning_rates(setup.model, setup.config, setup.model.config.depth)
-        draw_curves(rows, folder / "results.png", f"{setup.dataset.name}, {setup.config.recipe}", rates)
+        title, choice = f"{setup.dataset.name}, {setup.config.recipe}", trainer.objective.choice
+        draw_curves(rows, folder / "results.png", title, choice, rates)
     ranks.wait()
     loaders = {"train": trainer.loader, "val": trainer.val_loader}
     features = {split: loader.stored for split, loader in loaders.items() if isinstance(loader, FeatureLoader)}
@@ -104,7 +106,7 @@ def carry_out(setup: Setup, ranks: Ranks, folder: Path, listener: Listener, *, r
         best_epoch=state.best_epoch,
         seconds=state.seconds,
         val=_scores_of(setup, state),
-        test=None if on_test is None else _as_score(on_test),
+        test=None if on_test is None else _as_score(on_test, setup),
         measurement=on_test or on_val,
     )
     if ranks.is_first:
@@ -119,12 +121,14 @@ def _scores_of(setup: Setup, state: RunState) -> SplitScore | None:
     if not setup.has_validation:
         return None
     count = len(setup.dataset.split("val"))
-    return SplitScore(loss=state.best_loss, accuracy=state.best_accuracy, count=count)
+    return SplitScore(loss=state.best_loss, metrics=state.best_metrics, count=count)
 
 
-def _as_score(measurement: Measurement) -> SplitScore:
-    metrics = measurement.metrics
-    return SplitScore(loss=measurement.uncalibrated.nll, accuracy=metrics.top1.value, count=metrics.top1.total)
+def _as_score(measurement: Measurement, setup: Setup) -> SplitScore:
+    """As validation scores a split, whatever was calibrated."""
+    outputs, targets = torch.from_numpy(measurement.logits), torch.from_numpy(measurement.targets)
+    metrics = setup.task.summarize([setup.task.score(outputs, targets)])
+    return SplitScore(loss=float(metrics.pop("loss")), metrics=metrics, count=len(targets))
 
 
 class _Quiet(Listener):
@@ -157,14 +161,16 @@ def probe(setup: Setup, ranks: Ranks, folder: Path, listener: Listener) -> Epoch
     ranks.from_first(lambda: _copy(best, folder / BEST))  # the best so far
     val = _scores_of(setup, state)
     if val is not None:
-        listener.said(f"the head alone reaches {val.accuracy:.2%} of val; fine-tuning starts from it")
+        choice = trainer.objective.choice
+        reached = show_metric(choice.metric, val.loss if choice.metric == "loss" else val.metrics[choice.metric])
+        listener.said(f"the head alone reaches a validation {choice.title} of {reached}; fine-tuning starts from it")
     return EpochRow(
         epoch=0,
         step=0,
         lr=0.0,
         train_loss=state.lowest_train_loss,
         val_loss=None if val is None else val.loss,
-        val_accuracy=None if val is None else val.accuracy,
+        metrics={} if val is None else val.metrics,
         images_per_second=0.0,
         seconds=time.monotonic() - began,
     )

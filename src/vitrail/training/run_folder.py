@@ -39,7 +39,7 @@ from vitrail.training.run_data import write_contents
 from vitrail.training.setup import Setup
 from vitrail.training.snapshots import LAST
 from vitrail.untrusted import parse_json, read_bytes, read_yaml
-from vitrail.wording import counted
+from vitrail.wording import counted, show_metric
 
 CONFIG, SPLIT, METRICS, REPORT = "config.yaml", "split.csv", "metrics.json", "report.html"
 LOCK = ".lock"
@@ -82,7 +82,7 @@ class Run:
 
     def facts(self) -> dict[str, Any]:
         """The numbers, as `metrics.json` has them."""
-        scores = {name: None if it is None else vars(it) for name, it in (("val", self.val), ("test", self.test))}
+        scores = {name: None if it is None else it.facts() for name, it in (("val", self.val), ("test", self.test))}
         counts = {"epochs": self.epochs, "best_epoch": self.best_epoch, "seconds": self.seconds}
         return {**counts, **scores, "val_chose_epoch": self.val_chose_epoch}
 
@@ -115,12 +115,13 @@ class Run:
         yield from ending([], f"{again} starts a new run from its weights")
 
     def scores(self) -> Iterator[Text]:
-        """Accuracy and loss on each split."""
+        """The first metric and the loss on each split."""
         for name, score in (("val", self.val), ("test", self.test)):
             if score is not None:
                 chose = "; val also chose the epoch" if name == "val" and self.val_chose_epoch else ""
-                accuracy = Text(f"{name:5} accuracy ") + Text(f"{score.accuracy:.2%}", "bold")
-                yield accuracy + Text(f"  loss {score.loss:.4f}  ({counted(score.count, 'picture')}{chose})")
+                first, value = next(iter(score.metrics.items()), ("loss", score.loss))
+                shown = Text(f"{name:5} {first.replace('_', ' ')} ") + Text(show_metric(first, value), "bold")
+                yield shown + Text(f"  loss {score.loss:.4f}  ({counted(score.count, 'picture')}{chose})")
 
     def _repr_png_(self) -> bytes | None:
         curves = self.folder / "results.png"
@@ -362,7 +363,7 @@ def read_run(folder: Path) -> Run:
         facts = parse_json(read_bytes(folder / METRICS, LARGEST))
         counts = {name: facts[name] for name in ("epochs", "best_epoch", "seconds")}
         scores = [facts.get(name) for name in ("val", "test")]
-        val, test = (None if score is None else from_dict(SplitScore, score) for score in scores)
+        val, test = (None if score is None else SplitScore.from_facts(score) for score in scores)
     except (ConfigError, LookupError, TypeError, ValueError, AttributeError) as error:
         raise DataError(f"{folder / METRICS} is damaged: {_first_line(error)}") from error
     report = folder / REPORT if (folder / REPORT).is_file() else None
@@ -383,7 +384,7 @@ def chose_epoch(folder: Path, data: str, split: str) -> bool:
     if split not in ("val", "all") or not trained_on(folder, data):
         return False
     try:
-        return sum(row.val_accuracy is not None for row in read_rows(folder / RESULTS)) > 1
+        return sum(row.val_loss is not None for row in read_rows(folder / RESULTS)) > 1
     except VitrailError:
         return False
 

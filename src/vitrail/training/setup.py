@@ -13,6 +13,8 @@ from vitrail.data.source import ArraySource, default_preprocess
 from vitrail.errors import ConfigError
 from vitrail.model import Rates, ViT, ViTConfig, variant
 from vitrail.ranks import Ranks
+from vitrail.tasks.one import One
+from vitrail.tasks.task import Task, make_task
 from vitrail.training.config import TrainConfig, apply_changes
 from vitrail.training.lora import add_adapters
 from vitrail.weights.adapt import adapt, join_heads
@@ -32,6 +34,7 @@ class Setup:
     dataset: Dataset
     model: ViT
     preprocess: Preprocess
+    task: Task = field(default_factory=One)  # what the labels mean
     source: str = ""  # where the first weights came from
     began: float = field(default_factory=time.monotonic)  # when the user's minutes began to run
 
@@ -96,6 +99,7 @@ def prepare_run(config: TrainConfig, dataset: Dataset) -> Setup:
     start, train = config.start, dataset.split("train")
     channels = train.images.shape[1] if isinstance(train, ArraySource) else 3
     rates = Rates(dropout=start.dropout, path=start.drop_path)
+    task = make_task(dataset.task).fitted(dataset.split("train").labels)
     if start.weights is None:
         require_weights(config, model=True)
         assert start.model is not None
@@ -103,7 +107,7 @@ def prepare_run(config: TrainConfig, dataset: Dataset) -> Setup:
         if start.image_size is not None:
             new = replace(new, image_size=start.image_size)
         preprocess = default_preprocess(dataset, new.image_size)
-        return Setup(config=config, dataset=dataset, model=ViT(new), preprocess=preprocess)
+        return Setup(config=config, dataset=dataset, model=ViT(new), preprocess=preprocess, task=task)
     checkpoint = adapt(
         join_heads(open_checkpoint(start.weights, class_names=start.classes)),
         classes=dataset.classes,
@@ -117,7 +121,14 @@ def prepare_run(config: TrainConfig, dataset: Dataset) -> Setup:
     model.load_state_dict(checkpoint.tensors)
     if start.training.with_adapters:
         add_adapters(model, rank=start.lora_rank, alpha=start.lora_alpha, targets=start.adapted)
-    return Setup(config=config, dataset=dataset, model=model, preprocess=checkpoint.preprocess, source=start.weights)
+    return Setup(
+        config=config,
+        dataset=dataset,
+        model=model,
+        preprocess=checkpoint.preprocess,
+        task=task,
+        source=start.weights,
+    )
 
 
 def check_strategy(config: TrainConfig, world_size: int) -> None:

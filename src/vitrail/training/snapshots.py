@@ -35,7 +35,8 @@ from vitrail.wording import reason
 
 LAST = Path("weights") / "last"  # in a run folder
 STATE = "state.json"
-VERSION = 2
+VERSION = 3
+ONE_METRIC = 2  # a version whose only metric was accuracy
 UNCHECKED = 1  # the version of vitrail 0.1, without checksums
 LARGEST = 64 * 2**20  # bytes of a state that we read: the names of thousands of broken pictures fit
 MOST = 2**53  # of any count
@@ -43,7 +44,6 @@ LIMITS = {  # of the numbers of a state, both included
     **dict.fromkeys(("step", "epoch", "loss_count", "images", "best_epoch", "improved_epoch", "rescues"), (0, MOST)),
     **dict.fromkeys(("seconds", "epoch_began", "images_seconds"), (0, sys.float_info.max)),
     "lr_scale": (math.ulp(0.0), 1),
-    "best_accuracy": (-1, 1),
 }
 _PARSER_ERRORS = (OSError, ArithmeticError, LookupError, ValueError, TypeError, AttributeError, RecursionError)
 
@@ -72,10 +72,11 @@ class RunState:
     epoch: int = 0  # whole epochs done
     loss_sum: float = 0.0  # of the current epoch
     loss_count: int = 0  # steps of the current epoch
+    metric_sums: dict[str, float] = field(default_factory=dict[str, float])  # of the current epoch's steps, by name
     images: int = 0  # of the current epoch
     images_seconds: float = 0.0  # that they took
     best_epoch: int = 0  # 0: none yet
-    best_accuracy: float = -1.0
+    best_metrics: dict[str, float] = field(default_factory=dict[str, float])  # of that epoch
     best_loss: float = float("inf")
     improved_epoch: int = 0  # the last with a higher accuracy, or a lower loss, than all before
     lowest_val_loss: float = float("inf")
@@ -132,11 +133,13 @@ def _read(path: Path) -> tuple[RunState, dict[str, FileSum] | None]:
             raise ValueError(f"larger than {LARGEST / 2**20:.0f} MB")
         facts: Any = json.loads((path / STATE).read_text(encoding="utf-8"))
         version = facts["version"]
-        if version not in (UNCHECKED, VERSION):
+        if version not in (UNCHECKED, ONE_METRIC, VERSION):
             raise WeightsError(f"{path} has version {str(version)[:20]}; this vitrail reads {VERSION}.")
-        if version == VERSION and facts.pop("crc32") != _checksum(facts):
+        if version != UNCHECKED and facts.pop("crc32") != _checksum(facts):
             raise ValueError("its checksum does not match")
         values = {name: value for name, value in facts["progress"].items() if value is not None}
+        if version != VERSION:
+            values = _with_metrics(values)
         state = from_dict(RunState, values)
         check_state(state)
         if version == UNCHECKED:
@@ -149,6 +152,14 @@ def _read(path: Path) -> tuple[RunState, dict[str, FileSum] | None]:
         raise WeightsError(f"{path} is damaged: its {STATE} cannot be used ({reason[:300]}).") from error
 
 
+def _with_metrics(values: dict[str, Any]) -> dict[str, Any]:
+    """A state of an older version, whose best epoch had an accuracy, or -1."""
+    best = values.pop("best_accuracy", -1.0)
+    if not isinstance(best, float | int) or not -1 <= best <= 1:
+        raise ValueError(f"best_accuracy is {str(best)[:40]}")
+    return values | {"best_metrics": {"accuracy": float(best)} if best >= 0 else {}}
+
+
 def check_state(state: RunState) -> None:
     """Refuse numbers that no run can have."""
     for name, (low, high) in LIMITS.items():
@@ -156,6 +167,8 @@ def check_state(state: RunState) -> None:
             raise ValueError(f"{name} is {getattr(state, name)}")
     if any(math.isnan(number) for number in (state.best_loss, state.lowest_val_loss, state.lowest_train_loss)):
         raise ValueError("a lowest loss is not a number")
+    if not all(map(math.isfinite, (*state.best_metrics.values(), *state.metric_sums.values()))):
+        raise ValueError("a metric is not a number")
     if max(state.best_epoch, state.improved_epoch) > state.epoch or state.loss_count > state.step:
         raise ValueError("its epochs and steps contradict each other")
     _check_loader(state.loader, state.epoch)
@@ -178,25 +191,32 @@ KEPT = 2
 DRAFTS = ".step-*.draft"
 
 
+MODEL = "model."  # the part of an objective whose tensors are named without it, as those of older runs are
+
+
 def named_tensors(
-    model: nn.Module,
+    module: nn.Module,
     optimizers: list[Optimizer],
     average: Mapping[str, Tensor] | None,
     *,
     only_trained: bool = False,
 ) -> dict[str, Tensor]:
     """Every tensor of a run under a name that does not depend on the ranks; or only of its trained parameters."""
-    trained = {name for name, parameter in model.named_parameters() if parameter.requires_grad}
-    kept = {name: tensor for name, tensor in model.state_dict().items() if name in trained or not only_trained}
-    tensors = {f"model.{name}": tensor for name, tensor in kept.items()}
-    tensors |= {f"average.{name}": tensor for name, tensor in (average or {}).items() if name in kept}
-    names = {id(parameter): name for name, parameter in model.named_parameters()}
+    trained = {name for name, parameter in module.named_parameters() if parameter.requires_grad}
+    kept = {name: tensor for name, tensor in module.state_dict().items() if name in trained or not only_trained}
+    tensors = dict(kept)
+    tensors |= {f"average.{_short(name)}": tensor for name, tensor in (average or {}).items() if name in kept}
+    names = {id(parameter): _short(name) for name, parameter in module.named_parameters()}
     for optimizer in optimizers:
         for parameter, memory in optimizer.state.items():
             for key, value in memory.items():
                 if isinstance(value, Tensor):
                     tensors[f"optimizer.{names[id(parameter)]}.{key}"] = value
     return tensors
+
+
+def _short(name: str) -> str:
+    return name.removeprefix(MODEL)
 
 
 def save(folder: Path, tensors: Mapping[str, Tensor], state: RunState, ranks: Ranks) -> Path:
