@@ -19,10 +19,8 @@ CURVE = (0.5, 0.6, 0.7, 0.8, 0.85, 0.9, 0.95, 0.98, 0.99)  # coverages at which 
 def refuse_few(pictures: int, data: str) -> None:
     """An error for a calibration on too few pictures."""
     if pictures < FEWEST:
-        raise DataError(
-            f"a calibration needs at least {FEWEST} pictures that were not trained on; {data} has "
-            f"{counted(pictures, 'picture')}."
-        )
+        count = counted(pictures, "picture")
+        raise DataError(f"a calibration needs at least {FEWEST} pictures; of {data}, {count} could be read.")
 
 
 def score_levels(scores: Floats) -> dict[float, Floats]:  # (N, …) → level → (…)

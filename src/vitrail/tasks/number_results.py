@@ -21,7 +21,7 @@ Floats = np.ndarray[Any, np.dtype[np.float64]]
 LONG_NAMES = ("mean absolute error", "root mean squared error", "R²", "rank correlation", "bias")
 ERRORS = ("mae", "rmse", "bias")  # scores in units, not between 0 and 1
 MOST_IN_CAPTION = 3  # values
-LARGEST, SMALLEST = 1e9, 1e-6  # between which numbers are written without an exponent
+LARGEST, SMALLEST = 1e9, 1e-4  # between which numbers are written without an exponent
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -295,7 +295,12 @@ class NumberResults(Results):
             (name, f"{each.value:.2%} (95 %: {each.low:.2%} to {each.high:.2%})", format_number(2 * float(half)))
             for name, each, half in zip(self.names, rates, self.half_widths, strict=True)
         ]
-        return [Numbers(self._interval_facts()), Paragraph(text), Plots(plots), Table(head, rows)]
+        return [
+            Numbers(self._interval_facts()),
+            Paragraph(text),
+            Plots(plots),
+            *([] if self.is_single else [Table(head, rows)]),
+        ]
 
     def worst(self, count: int) -> Integers:
         """The pictures farthest off in any value, in standard deviations, the worst first."""
@@ -320,7 +325,8 @@ def format_number(value: float, scale: float | None = None) -> str:
     if not math.isfinite(value):
         return "–"
     if not size or not SMALLEST <= size < LARGEST or abs(value) >= LARGEST:
-        return f"{value:.4g}"
+        digits = 3 + math.floor(math.log10(abs(value) / size)) if size and value else 3
+        return f"{value:.{min(max(digits, 3), 15)}g}"
     decimals = max(0, 2 - math.floor(math.log10(size)))
     return f"{round(float(value), decimals) + 0.0:,.{decimals}f}"  # + 0.0: there is no -0.00
 
