@@ -14,18 +14,36 @@ Integers = np.ndarray[Any, np.dtype[np.int64]]
 RESAMPLES = 500
 MOST_CELLS = 40_000  # pictures times values that are resampled; more are drawn from, and the intervals scaled
 BLOCK = 1 << 21  # numbers that are held at once
+LARGEST, SMALLEST = 1e9, 1e-4  # between which numbers are written without an exponent
 
 
-# What each score can be, in the order of `ValueScores`.
+# Of the scores, in the order of `ValueScores`: which have units, and what each can be.
+ERRORS = [0, 1, 4]
 LIMITS = ((0.0, math.inf), (0.0, math.inf), (-math.inf, 1.0), (-1.0, 1.0), (-math.inf, math.inf))
 
 
 class Estimate(NamedTuple):
-    """A number with its 95 % interval."""
+    """A number with its 95 % interval; all are written with three digits of `unit`."""
 
     value: float
     low: float = math.nan
     high: float = math.nan
+    unit: float = 0.1
+
+    def text(self, number: float | None = None) -> str:
+        """The value, or another number with as many decimals."""
+        return format_number(self.value if number is None else number, self.unit)
+
+    def interval(self) -> str:
+        """Its interval only; empty if there is none, as for a single picture."""
+        return "" if math.isnan(self.low) else f"95 %: {self.text(self.low)} to {self.text(self.high)}"
+
+    def __str__(self) -> str:
+        return f"{self.text()} ({self.interval()})" if self.interval() else self.text()
+
+    def facts(self) -> dict[str, float | None]:
+        """As JSON values."""
+        return {name: known(getattr(self, name)) for name in ("value", "low", "high")}
 
 
 class ValueScores(NamedTuple):
@@ -53,15 +71,16 @@ def measure_values(predicted: Floats, truth: Floats, scale: Floats) -> tuple[Val
         _score_draws(predicted[rows], truth[rows], np.arange(len(rows))[None])[0] for rows in (np.arange(count), chosen)
     )
     units = np.ones((5, values))
-    units[[0, 1, 4]] = 1 / scale
+    units[ERRORS] = 1 / scale
     shrunk = math.sqrt(some / count)
 
     def estimate(row: int, value: float, centre: float, resampled: Floats) -> Estimate:
-        known = resampled[np.isfinite(resampled)]
-        if count < 2 or not len(known) or math.isnan(value):
-            return Estimate(float(value))
-        low, high = np.clip(value + shrunk * (np.quantile(known, (0.025, 0.975)) - centre), *LIMITS[row])
-        return Estimate(float(value), float(low), float(high))
+        defined = resampled[np.isfinite(resampled)]
+        low = high = math.nan
+        if count > 1 and len(defined) and not math.isnan(value):
+            low, high = np.clip(value + shrunk * (np.quantile(defined, (0.025, 0.975)) - centre), *LIMITS[row])
+        unit = float(value or high) if row in ERRORS else 0.1
+        return Estimate(float(value), float(low), float(high), unit)
 
     each = [
         ValueScores(*(estimate(row, full[row, value], part[row, value], drawn[:, row, value]) for row in range(5)))
@@ -118,3 +137,20 @@ def _rank(values: Floats, draws: Integers) -> Floats:  # (N,), (R, N) → (R, N)
 
 def _divide(above: Floats, below: Floats) -> Floats:
     return np.divide(above, below, out=np.full(above.shape, np.nan), where=below > 0)
+
+
+def format_number(value: float, unit: float | None = None) -> str:
+    """A number for people, with three digits of `unit`, such as the spread of the values; by default, of itself."""
+    size = abs(value if unit is None else unit)
+    if not math.isfinite(value):
+        return "–"
+    if not size or not SMALLEST <= size < LARGEST or abs(value) >= LARGEST:
+        digits = 3 + math.floor(math.log10(abs(value) / size)) if size and value else 3
+        return f"{value:.{min(max(digits, 3), 15)}g}"
+    decimals = max(0, 2 - math.floor(math.log10(size)))
+    return f"{round(float(value), decimals) + 0.0:,.{decimals}f}"  # + 0.0: there is no -0.00
+
+
+def known(value: float) -> float | None:
+    """JSON has no NaN."""
+    return value if math.isfinite(value) else None

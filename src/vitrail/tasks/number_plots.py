@@ -36,6 +36,7 @@ def predicted_figure(results: "NumberResults", title: str, theme: Theme) -> Figu
         if results.half_widths is not None:
             half = results.half_widths[index]
             axes.fill_between(ends, ends - half, ends + half, label=_band(results), **_band_style(theme))
+            axes.plot(ends, np.stack((ends - half, ends + half), axis=1), **_edge_style(theme))
         axes.set(xlabel="true", ylabel="predicted")
         axes.set_box_aspect(1)
     return _finish(figure, theme)
@@ -54,6 +55,7 @@ def errors_by_truth_figure(results: "NumberResults", title: str, theme: Theme) -
         if results.half_widths is not None:
             half = results.half_widths[index]
             axes.axhspan(-half, half, label=_band(results), **_band_style(theme))
+            axes.plot(_range(truth), [(-half, half)] * 2, **_edge_style(theme))
         axes.set(xlabel="true", ylabel="predicted − true")
     return _finish(figure, theme)
 
@@ -72,6 +74,7 @@ def histogram_figure(results: "NumberResults", title: str, theme: Theme) -> Figu
             half = results.half_widths[index]
             axes.axvspan(-half, half, label=_band(results), **_band_style(theme))
         axes.set(xlim=(-limit, limit), xlabel="predicted − true", ylabel="pictures")
+        axes.locator_params(axis="y", integer=True)
     return _finish(figure, theme)
 
 
@@ -84,7 +87,8 @@ def _new_plots(results: "NumberResults", title: str) -> tuple[Figure, Iterator[t
     figure = Figure(
         figsize=(side * columns + 0.3, side * rows + 0.7), dpi=DPI, layout=ConstrainedLayoutEngine(h_pad=0.07)
     )
-    figure.suptitle(shorten(title, 55 if columns == 1 else 90), x=0.02, ha="left", fontsize=11)
+    below = "" if count == 1 else "\n"  # room for the power of ten of a plot
+    figure.suptitle(shorten(title, 55 if columns == 1 else 90) + below, x=0.02, ha="left", fontsize=11)
     grid = figure.subplots(rows, columns, squeeze=False).ravel()
     for axes in grid[count:]:
         axes.remove()
@@ -124,6 +128,11 @@ def _band(results: "NumberResults") -> str:
 
 def _band_style(theme: Theme) -> dict[str, Any]:
     return {"color": theme.red, "alpha": 0.14, "linewidth": 0, "zorder": 0}
+
+
+def _edge_style(theme: Theme) -> dict[str, Any]:
+    """Of the band's edges, which are visible above crowded cells too."""
+    return {"color": theme.red, "linewidth": 0.8}
 
 
 def _finish(figure: Figure, theme: Theme) -> Figure:

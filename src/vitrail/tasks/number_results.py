@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from vitrail.tasks.coverage import CURVE
-from vitrail.tasks.number_metrics import Estimate, ValueScores, measure_values
+from vitrail.tasks.number_metrics import ERRORS, ValueScores, format_number, measure_values
 from vitrail.tasks.rates import Rate, rate
 from vitrail.tasks.task import Drawing, Integers, Results
 
@@ -19,9 +19,7 @@ if TYPE_CHECKING:
 
 Floats = np.ndarray[Any, np.dtype[np.float64]]
 LONG_NAMES = ("mean absolute error", "root mean squared error", "R²", "rank correlation", "bias")
-ERRORS = ("mae", "rmse", "bias")  # scores in units, not between 0 and 1
 MOST_IN_CAPTION = 3  # values
-LARGEST, SMALLEST = 1e9, 1e-4  # between which numbers are written without an exponent
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -89,22 +87,22 @@ class NumberResults(Results):
         mae, r2 = self.overall.mae, self.overall.r2
         unit, mean = ("", "") if self.is_single else (" standard deviations", "mean ")
         over = "" if self.is_single else f" over {len(self.names)} values"
-        sure = "" if math.isnan(mae.low) else f" (95 % interval: {_number(mae.low, mae)} to {_number(mae.high, mae)})"
+        sure = mae.interval().replace("95 %:", "95 % interval:")
+        sure = f" ({sure})" if sure else ""
         fit = "" if math.isnan(r2.value) else f"; {mean}R² {r2.value:.2f}"
-        return f"{model} is off by {_number(mae.value, mae)}{unit} on average{over}{sure} for {pictures}{fit}."
+        return f"{model} is off by {mae.text()}{unit} on average{over}{sure} for {pictures}{fit}."
 
     def headline(self) -> "list[Fact]":
         """The numbers that a reader wants first, with their intervals."""
         from vitrail.blocks import Fact
 
-        mae, rmse, r2, correlation, _ = self.overall
-        notes = ("", "") if self.is_single else (f"mean over {len(self.names)} values; ", "in standard deviations; ")
+        mean = "" if self.is_single else f"mean over {len(self.names)} values"
+        unit = "" if self.is_single else "in standard deviations"
+        notes = [(mean, unit if row in ERRORS else "", score.interval()) for row, score in enumerate(self.overall)]
         facts = [
-            Fact("mean absolute error", _number(mae.value, mae), "".join(notes) + _interval(mae)),
-            Fact("root mean squared error", _number(rmse.value, rmse), "".join(notes) + _interval(rmse)),
-            Fact("R²", _share(r2.value), notes[0] + _interval(r2, _share)),
-            Fact("rank correlation", _share(correlation.value), notes[0] + _interval(correlation, _share)),
-        ]
+            Fact(name, score.text(), "; ".join(filter(None, note)))
+            for name, score, note in zip(LONG_NAMES, self.overall, notes, strict=True)
+        ][:-1]
         return facts + ([] if self.trust is None else self._interval_facts())
 
     def _interval_facts(self) -> "list[Fact]":
@@ -112,22 +110,23 @@ class NumberResults(Results):
 
         assert self.half_widths is not None
         rates, asked = self.coverage_at(self.requested), f"{100 * self.requested:.4g} % requested"
-        if self.is_single:
-            note = f"{asked}; 95 %: {rates[0].low:.2%} to {rates[0].high:.2%}"
-            width = Fact("width of an interval", format_number(2 * self.half_widths[0]), "in the unit of the value")
-        else:
-            note = f"{asked}; mean over {len(self.names)} values"
-            mean = float((2 * self.half_widths / self.scale).mean())
-            width = Fact("width of an interval", format_number(mean), f"in standard deviations; {note.split('; ')[1]}")
         held = float(np.mean([each.value for each in rates]))
-        return [Fact("intervals that hold the truth", f"{held:.2%}", note), width]
+        if self.is_single:
+            sure, unit, divisor = f"95 %: {rates[0].low:.2%} to {rates[0].high:.2%}", "the unit of the value", 1.0
+        else:
+            sure, unit, divisor = f"mean over {len(self.names)} values", "standard deviations", self.scale
+        mean = float((2 * self.half_widths / divisor).mean())
+        return [
+            Fact("intervals that hold the truth", f"{held:.2%}", f"{asked}; {sure}"),
+            Fact("width of an interval", format_number(mean), f"in {unit}"),
+        ]
 
     def rows(self) -> list[tuple[str, str]]:
         """What the command prints: a name and a number with its interval each."""
         unit = "" if self.is_single else ", in standard deviations"
         rows = [
-            (name + (unit if short in ERRORS else ""), _estimate_text(estimate, short))
-            for name, short, estimate in zip(LONG_NAMES, ValueScores._fields, self.overall, strict=True)
+            (name + (unit if row in ERRORS else ""), str(score))
+            for row, (name, score) in enumerate(zip(LONG_NAMES, self.overall, strict=True))
         ]
         extra = [] if self.trust is None else self._interval_facts()
         return rows + [(fact.name, f"{fact.value} ({fact.note})") for fact in extra]
@@ -139,11 +138,8 @@ class NumberResults(Results):
         head = ("value", "MAE", "RMSE", "R²", "rank correlation", "mean", "pictures")
         rows = [
             (
-                name,
-                _estimate_text(scores.mae, "mae"),
-                *(_number(scores.rmse.value, scores.rmse), _share(scores.r2.value)),
-                *(_share(scores.rank_correlation.value), format_number(float(mean), scale)),
-                f"{len(self.truth):,}",
+                *(name, str(scores.mae), *(score.text() for score in scores[1:4])),
+                *(format_number(float(mean), scale), f"{len(self.truth):,}"),
             )
             for name, scores, mean, scale in zip(
                 self.names, self.values, self.truth.mean(axis=0), self.scale, strict=True
@@ -166,11 +162,9 @@ class NumberResults(Results):
         """All numbers as JSON values; undefined ones are None."""
         return {
             "pictures": len(self.truth),
-            **_estimate_facts(self.overall),
+            **_facts(self.overall),
             "in_standard_deviations": not self.is_single,
-            "values": [
-                {"name": name, **_estimate_facts(each)} for name, each in zip(self.names, self.values, strict=True)
-            ],
+            "values": [{"name": name, **_facts(each)} for name, each in zip(self.names, self.values, strict=True)],
             "calibration": None if self.trust is None else self.trust.facts(),
             "intervals": self._coverage_facts(),
         }
@@ -217,7 +211,7 @@ class NumberResults(Results):
             if rates is not None and self.half_widths is not None:
                 one = rates[index]
                 held = (one.value, one.low, one.high, 2 * float(self.half_widths[index]))
-            yield (name, *(_known(number) for each in scores for number in each), len(self.truth), *held)
+            yield (name, *(number for each in scores for number in each.facts().values()), len(self.truth), *held)
 
     # Pictures ------------------------------------------------------------------------------------------------------
 
@@ -225,28 +219,31 @@ class NumberResults(Results):
         """Figures by the name of their file."""
         from vitrail.tasks import number_plots
 
-        shown = number_plots.MOST_VALUES
-        first = f" The first {shown} of {len(self.names)} values." if len(self.names) > shown else ""
+        asked = f"{100 * self.requested:.4g} %"
         band = (
-            "" if self.trust is None else f" The band holds the truth for {100 * self.requested:.4g} % of the pictures."
+            ""
+            if self.trust is None
+            else f" The band holds the truth for {asked} of the pictures, if it keeps its promise."
         )
-        alt = "Predicted against true values"
+        far = " Whatever lies far outside is drawn at the edge."
+        most = number_plots.MOST_VALUES
+        first = f" The first {most} of {len(self.names)} values." if len(self.names) > most else ""
+        figures = {
+            "predicted_values.png": (number_plots.predicted_figure, "Predicted against true values", band + far),
+            "errors_by_truth.png": (
+                number_plots.errors_by_truth_figure,
+                "Errors, predicted minus true, against true values",
+                " The line is their mean for pictures with similar true values." + far,
+            ),
+            "error_histogram.png": (
+                number_plots.histogram_figure,
+                "Histogram of the errors, predicted minus true",
+                " The first and the last bar count whatever lies beyond, too.",
+            ),
+        }
         return {
-            "predicted_values.png": Drawing(
-                partial(number_plots.predicted_figure, self, title),
-                alt,
-                f"{alt}; on the line they are equal.{band}{first}",
-            ),
-            "errors_by_truth.png": Drawing(
-                partial(number_plots.errors_by_truth_figure, self, title),
-                "Errors against true values",
-                f"Predicted minus true. The line is the mean error of pictures with similar truth.{first}",
-            ),
-            "error_histogram.png": Drawing(
-                partial(number_plots.histogram_figure, self, title),
-                "Histogram of the errors",
-                f"Predicted minus true. The first and the last bar hold whatever lies beyond.{first}",
-            ),
+            file: Drawing(partial(draw, self, title), alt, f"{alt}.{about}{first}")
+            for file, (draw, alt, about) in figures.items()
         }
 
     def blocks(self) -> "list[Block]":
@@ -260,7 +257,7 @@ class NumberResults(Results):
             text += "the training pictures; the table has each value in its own unit."
         bias = [
             f"{name} is predicted {'too high' if scores.bias.value > 0 else 'too low'} by "
-            f"{_number(abs(scores.bias.value), scores.bias)}"
+            f"{scores.bias.text(abs(scores.bias.value))}"
             for name, scores in zip(self.names, self.values, strict=True)
             if scores.bias.low > 0 or scores.bias.high < 0
         ]
@@ -319,43 +316,5 @@ class NumberResults(Results):
         return int(self._relative[index].argmax())
 
 
-def format_number(value: float, scale: float | None = None) -> str:
-    """A number for people, with three digits of `scale`, such as the spread of the values; by default, of itself."""
-    size = abs(value if scale is None else scale)
-    if not math.isfinite(value):
-        return "–"
-    if not size or not SMALLEST <= size < LARGEST or abs(value) >= LARGEST:
-        digits = 3 + math.floor(math.log10(abs(value) / size)) if size and value else 3
-        return f"{value:.{min(max(digits, 3), 15)}g}"
-    decimals = max(0, 2 - math.floor(math.log10(size)))
-    return f"{round(float(value), decimals) + 0.0:,.{decimals}f}"  # + 0.0: there is no -0.00
-
-
-def _number(value: float, estimate: Estimate) -> str:
-    """An error with as many decimals as the interval that it belongs to."""
-    return format_number(value, estimate.value or estimate.high)
-
-
-def _share(value: float) -> str:
-    return format_number(value, 0.1)
-
-
-def _interval(estimate: Estimate, show: Any = None) -> str:
-    if math.isnan(estimate.low):
-        return "no interval for so few pictures"
-    write = show or partial(_number, estimate=estimate)
-    return f"95 %: {write(estimate.low)} to {write(estimate.high)}"
-
-
-def _estimate_text(estimate: Estimate, name: str) -> str:
-    show = partial(_number, estimate=estimate) if name in ERRORS else _share
-    return f"{show(estimate.value)} ({_interval(estimate, show)})" if math.isfinite(estimate.value) else "–"
-
-
-def _estimate_facts(scores: ValueScores) -> dict[str, Any]:
-    fields = zip(ValueScores._fields, scores, strict=True)
-    return {name: {key: _known(number) for key, number in each._asdict().items()} for name, each in fields}
-
-
-def _known(value: float) -> float | None:
-    return value if math.isfinite(value) else None
+def _facts(scores: ValueScores) -> dict[str, Any]:
+    return {name: score.facts() for name, score in scores._asdict().items()}
