@@ -220,11 +220,7 @@ class NumberResults(Results):
         from vitrail.tasks import number_plots
 
         asked = f"{100 * self.requested:.4g} %"
-        band = (
-            ""
-            if self.trust is None
-            else f" The band holds the truth for {asked} of the pictures, if it keeps its promise."
-        )
+        band = "" if self.trust is None else f" The band is the interval for a coverage of {asked}."
         far = " Whatever lies far outside is drawn at the edge."
         most = number_plots.MOST_VALUES
         first = f" The first {most} of {len(self.names)} values." if len(self.names) > most else ""
