@@ -17,7 +17,7 @@ from hypothesis.extra.numpy import arrays
 from vitrail.blocks import Table
 from vitrail.canvas import DARK, LIGHT, figure_bytes
 from vitrail.tasks.number import Number
-from vitrail.tasks.number_metrics import ValueScores, format_number, measure_values
+from vitrail.tasks.number_metrics import ValueScores, format_number, measure_values, score_draws
 from vitrail.tasks.number_results import NumberResults
 
 NAMES = ("angle", "width", "age")
@@ -73,6 +73,17 @@ def test_scores_equal_torchmetrics() -> None:
     )
     correlation = float(torchmetrics.functional.spearman_corrcoef(predicted, truth))
     assert results.overall.rank_correlation.value == pytest.approx(correlation, rel=1e-5)
+
+
+def test_resamples_are_scored_as_if_they_were_all_pictures() -> None:
+    generator = np.random.default_rng(0)
+    truth, predicted = generator.integers(0, 5, (2, 9, 1)).astype(np.float64)
+    draws = generator.integers(0, 9, (20, 9))
+    for row, scores in zip(draws, score_draws(predicted, truth, draws)[..., 0], strict=True):
+        one, other = truth[row, 0], predicted[row, 0]
+        correlation = scipy.stats.spearmanr(one, other).statistic
+        errors = sk.mean_absolute_error(one, other), sk.root_mean_squared_error(one, other)
+        np.testing.assert_allclose(scores, (*errors, sk.r2_score(one, other), correlation, (other - one).mean()))
 
 
 def test_intervals_are_about_those_of_scipy() -> None:

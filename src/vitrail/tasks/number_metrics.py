@@ -68,7 +68,7 @@ def measure_values(predicted: Floats, truth: Floats, scale: Floats) -> tuple[Val
     chosen = np.arange(count) if some == count else generator.choice(count, some, replace=False)
     drawn = np.concatenate(list(_resample(predicted[chosen], truth[chosen], generator)))  # (resamples, 5, C)
     full, part = (
-        _score_draws(predicted[rows], truth[rows], np.arange(len(rows))[None])[0] for rows in (np.arange(count), chosen)
+        score_draws(predicted[rows], truth[rows], np.arange(len(rows))[None])[0] for rows in (np.arange(count), chosen)
     )
     units = np.ones((5, values))
     units[ERRORS] = 1 / scale
@@ -104,10 +104,10 @@ def _resample(predicted: Floats, truth: Floats, generator: np.random.Generator) 
     rows = max(1, BLOCK // count)
     for start in range(0, RESAMPLES, rows):
         draws = generator.integers(0, count, (min(rows, RESAMPLES - start), count))
-        yield _score_draws(predicted, truth, draws)
+        yield score_draws(predicted, truth, draws)
 
 
-def _score_draws(predicted: Floats, truth: Floats, draws: Integers) -> Floats:  # (R, N) → (R, 5, C)
+def score_draws(predicted: Floats, truth: Floats, draws: Integers) -> Floats:  # (R, N) → (R, 5, C)
     """The scores of each row of draws: mae, rmse, R², rank correlation, bias."""
     scores = np.empty((len(draws), 5, truth.shape[1]))
     for value in range(truth.shape[1]):
