@@ -94,7 +94,8 @@ SCHEMAS: Schema = {
         precision=_TEXT,
         explains=_about({"type": "boolean"}, "Whether /v1/explain and /v1/attention take it."),
         methods=_about(_list(_TEXT), "The methods of /v1/explain that it has."),
-        temperature=_about(_or_null(_NUMBER), "Of its calibration, if it has one."),
+        temperature=_about(_or_null(_NUMBER), "Of the calibration of a model of one class per picture."),
+        highest_coverage=_about(_or_null(_NUMBER), "The largest `coverage` that its calibration promises."),
     ),
     "Labels": _object(
         model=_TEXT,
