@@ -159,7 +159,7 @@ export class Pane {
     this.part("bars").replaceChildren(
       ...values.map((value, index) => this.bar(labels[index], index, digits(value), spans[index])),
     );
-    const promise = intervals ? `The true value lies in its interval for ${percent(coverage)} of pictures like those of the calibration.` : "";
+    const promise = intervals ? `The true value lies in its interval for ${Math.round(100 * coverage)} % of pictures like those of the calibration.` : "";
     const select = this.explainsTargets() ? "Select a value to see what it rests on." : "";
     this.part("bars-note").textContent = `${select} ${promise}`.trim();
     this.finish(texts.map((text, index) => text + (spans[index] && `, ${spans[index]}`)).join("; "), familiar, milliseconds, model);
