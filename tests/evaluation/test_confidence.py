@@ -11,8 +11,9 @@ from sklearn.frozen import FrozenEstimator
 
 from vitrail.errors import ConfigError
 from vitrail.tasks import one_metrics as metrics
+from vitrail.tasks.coverage import FEWEST, LEVELS
 from vitrail.tasks.one import LabelSets, OneTrust, calibrate, probabilities, restore_logits
-from vitrail.tasks.one_calibration import FEWEST, LEVELS, Scaling, fit_scaling, fit_sets
+from vitrail.tasks.one_calibration import Scaling, fit_scaling, fit_sets
 from vitrail.tasks.one_metrics import measure_sets
 
 

@@ -24,7 +24,7 @@ from vitrail.report import insights
 from vitrail.report.assembly import report_on_run
 from vitrail.report.command_lines import as_typed, run_commands
 from vitrail.report.sections import training_section
-from vitrail.training.curves import EpochRow
+from vitrail.training.curves import Choice, EpochRow
 from vitrail.training.recipes import RECIPES, digits
 from vitrail.weights.checkpoint import Checkpoint
 from vitrail.weights.native import save_checkpoint
@@ -219,7 +219,7 @@ def test_a_training_loss_above_the_validations_is_explained(train_loss: float, s
         images_per_second=1,
         seconds=3,
     )
-    section = training_section([row], {"AdamW, all weights": 1e-3}, "1 epoch")
+    section = training_section([row], {"AdamW, all weights": 1e-3}, "1 epoch", Choice("accuracy", higher=True))
     assert ("on augmented pictures" in str(section)) == says
 
 

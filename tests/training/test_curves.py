@@ -115,7 +115,7 @@ def test_each_group_of_weights_has_its_learning_rate(optim: Optim, start: Start,
     if start.train == "all":
         groups = [group.lr for group in group_parameters(model, optim, model.config.depth)]
         assert {max(groups), min(groups)} <= set(rates.values())
-    section = training_section([row(1), row(2)], rates, "2 epochs")
+    section = training_section([row(1), row(2)], rates, "2 epochs", ACCURACY)
     plots = section.blocks[1]
     assert isinstance(plots, Plots)
     plot = plots.plots[-1]
@@ -125,7 +125,7 @@ def test_each_group_of_weights_has_its_learning_rate(optim: Optim, start: Start,
 
 
 def test_the_section_says_that_val_chose_the_epoch() -> None:
-    blocks = [training_section(rows, {"all": 1.0}, "done").blocks[0] for rows in ([row(1)], [row(1), row(2)])]
+    blocks = [training_section(rows, {"all": 1.0}, "done", ACCURACY).blocks[0] for rows in ([row(1)], [row(1), row(2)])]
     one, two = (block.text for block in blocks if isinstance(block, Paragraph))
     assert "val chose the epoch" in two
     assert "chose" not in one

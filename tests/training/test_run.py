@@ -2,12 +2,12 @@
 
 import signal
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 from safetensors.torch import load_file
 
+from vitrail.data import Batch
 from vitrail.errors import ConfigError
 from vitrail.runtimes.runtime import Floats
 from vitrail.runtimes.torch_runtime import TorchRuntime
@@ -95,12 +95,12 @@ def test_an_interrupted_run_continues_wherever_it_was(
     for limit in (3, 9, 20):  # the probe has 36 steps, and fine-tuning 4
         steps = 0
 
-        def stop(self: Trainer, images: Any, targets: Any, limit: int = limit) -> tuple[float, float]:
+        def stop(self: Trainer, batch: Batch, limit: int = limit) -> tuple[float, float]:
             nonlocal steps
             steps += 1
             if steps > limit:
                 raise InterruptedRunError(signal.SIGINT, self.folder)
-            return step(self, images, targets)
+            return step(self, batch)
 
         monkeypatch.setattr(Trainer, "step", stop)
         with pytest.raises(InterruptedRunError) as raised:

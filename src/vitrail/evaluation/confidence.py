@@ -18,7 +18,7 @@ from vitrail.evaluation.ood import TRAINING_PICTURES, fit_familiarity
 from vitrail.prediction import Predictor
 from vitrail.progress import Advance
 from vitrail.rng import Integers
-from vitrail.tasks.one_calibration import FEWEST
+from vitrail.tasks.coverage import FEWEST
 from vitrail.tasks.task import Trust
 from vitrail.wording import counted
 

@@ -22,13 +22,13 @@ from vitrail.prediction.results import familiarity_of
 from vitrail.progress import Advance
 from vitrail.ranks import current_ranks
 from vitrail.rng import Integers, permutation
+from vitrail.tasks.coverage import CURVE
 from vitrail.tasks.familiarity import is_familiar
 from vitrail.tasks.one_metrics import Answers, Floats, Metrics, SetScores, answer, check, measure, measure_sets, sum_up
 from vitrail.tasks.task import Trust
 from vitrail.threads import map_in_order
 
 COVERAGE = 0.95  # of the label sets that are measured unless another is requested
-CURVE = (0.5, 0.6, 0.7, 0.8, 0.85, 0.9, 0.95, 0.98, 0.99)  # coverages of the curve of label sets
 SHIFT = 16  # a shift moves the picture by 1/16 of its side
 
 Singles = np.ndarray[Any, np.dtype[np.float32]]

@@ -35,7 +35,7 @@ from vitrail.report.sections import (
     verdict,
 )
 from vitrail.schema import to_dict
-from vitrail.training.curves import learning_rates, read_rows
+from vitrail.training.curves import choice_of, learning_rates, read_rows
 from vitrail.training.run_folder import chose_epoch, data_check, read_config, trained_on
 from vitrail.wording import counted, duration, word_arguments
 
@@ -73,7 +73,7 @@ def write_page(
         epochs, took = counted(rows[-1].epoch, "epoch"), duration(rows[-1].seconds)
         summary = f"{epochs} in {took}" + (f". Chosen: {word_arguments(config.chosen)}" if config.chosen else "")
         rates = learning_rates(predictor.model, config, predictor.model.config.depth)
-        sections.append(training_section(rows, rates, summary))
+        sections.append(training_section(rows, rates, summary, choice_of(config, predictor.task)))
         facts.append(Fact("training", took, epochs))
     with _in_main_memory(predictor):
         if measurement is not None:

@@ -27,8 +27,8 @@ from vitrail.evaluation.measurement import Measurement
 from vitrail.evaluation.output import confusions, worst_first
 from vitrail.evaluation.robustness import Robustness
 from vitrail.tasks.rates import Rate
-from vitrail.training.curves import EpochRow, best_row
-from vitrail.wording import counted, cut
+from vitrail.training.curves import Choice, EpochRow, best_row
+from vitrail.wording import SHARES, counted, cut, show_metric
 
 MOST_CLASSES = 40  # rows of a table
 ORDERED = 12  # classes up to which a table keeps the data's order
@@ -110,20 +110,20 @@ def check_blocks(record: CheckRecord | None, data: str) -> list[Block]:
     return [Paragraph(text), Table(head, rows, note, texts=(1, 3))]
 
 
-def training_section(rows: Sequence[EpochRow], rates: dict[str, float], took: str) -> Section:
-    """Loss, validation accuracy and learning rates; `rates` are the highest of each group of weights."""
+def training_section(rows: Sequence[EpochRow], rates: dict[str, float], took: str, choice: Choice) -> Section:
+    """Loss, the metric that chose the epoch, and learning rates; `rates` are the highest of each group of weights."""
     losses = [(row.epoch, row.val_loss) for row in rows if row.val_loss is not None]
-    rights = [(row.epoch, row.val_accuracy) for row in rows if row.val_accuracy is not None]
+    rights = [(row.epoch, row.metrics[choice.metric]) for row in rows if choice.metric in row.metrics]
     curves = [Curve("training", [(row.epoch, row.train_loss) for row in rows])]
     curves += [Curve("validation", losses, style="second")] if losses else []
     plots, text = [Plot("Loss", curves)], f"{took}."
     if rights:
-        kept = best_row([row for row in rows if row.val_accuracy is not None])
-        best = (kept.epoch, kept.val_accuracy or 0.0)
+        kept = best_row([row for row in rows if choice.metric in row.metrics], choice)
+        best = (kept.epoch, kept.metrics[choice.metric])
         curve = Curve("validation", rights, style="second", mark=best)
-        plots.append(Plot("Validation accuracy", [curve], percent=True))
+        plots.append(Plot(f"Validation {choice.title}", [curve], percent=choice.metric in SHARES))
         when = f"after epoch {best[0]}" if best[0] else "of the head before fine-tuning"
-        text += f" The best validation accuracy is {best[1]:.2%}, {when}"
+        text += f" The best validation {choice.title} is {show_metric(choice.metric, best[1])}, {when}"
         chose = ", whose weights were kept: val chose the epoch, so its figures are slightly optimistic."
         text += chose if len(rights) > 1 else "."
     if losses and rows[-1].train_loss > losses[-1][1]:

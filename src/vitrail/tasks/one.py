@@ -10,6 +10,7 @@ import numpy as np
 
 from vitrail.errors import ConfigError
 from vitrail.schema import validate
+from vitrail.tasks.coverage import find_level
 from vitrail.tasks.task import Answer, Array, Goal, Results, Task, Trust
 from vitrail.wording import counted
 
@@ -47,15 +48,7 @@ class LabelSets:
 
     def threshold(self, coverage: float) -> float:
         """The threshold of the lowest level that is at least this coverage."""
-        if not 0 < coverage < 1:
-            raise ConfigError(f"must be between 0 and 1, such as 0.95; got {coverage:g}.", field="coverage")
-        for level, threshold in zip(self.levels, self.thresholds, strict=True):
-            if level >= coverage - 1e-9:
-                return threshold
-        raise ConfigError(
-            f"`coverage={coverage:g}` is more than the calibration of this model can promise, which is at most "
-            f"{self.levels[-1]:g}; more validation pictures allow more."
-        )
+        return self.thresholds[find_level(self.levels, coverage)]
 
     def scores(self, shares: Floats) -> Floats:  # (N, classes), both
         """The scores of all labels, in the order of their ranks, in which they ascend."""

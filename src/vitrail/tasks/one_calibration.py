@@ -9,26 +9,21 @@ from typing import Any, NamedTuple
 import numpy as np
 from scipy.optimize import minimize, minimize_scalar
 
-from vitrail.errors import DataError
+from vitrail.tasks.coverage import FEWEST, refuse_few, score_levels
 from vitrail.tasks.one import LabelSets, OneTrust, calibrate, probabilities
 from vitrail.tasks.one_metrics import Array, Integers, answer, blocks, check
-from vitrail.wording import counted
 
-FEWEST = 50  # pictures from which a temperature is fitted
 ENOUGH = 10_000  # of which two numbers are fitted as well as from more
 LOWEST, HIGHEST = math.log(0.05), math.log(20.0)  # temperatures
 MOST_SMOOTHING = 0.5
-# Coverages that a table holds: in between, the next higher one counts.
-LEVELS = (*(number / 200 for number in range(100, 198)), *(number / 1000 for number in range(990, 1000)))
 FREE_RANKS, PENALTY = 1, 0.01
 
 
 def fit_trust(logits: Array, targets: Integers, data: str) -> OneTrust:
     """The scaling and the label sets; too few pictures are an error."""
+    refuse_few(len(targets), data)
     scaling = fit_scaling(logits, targets)
-    if scaling is None:
-        count = counted(len(targets), "picture")
-        raise DataError(f"a calibration needs at least {FEWEST} pictures; of {data}, {count} could be read.")
+    assert scaling is not None
     trust = OneTrust(data=data, pictures=len(targets), **scaling._asdict())
     return replace(trust, sets=fit_sets(logits, targets, trust))
 
@@ -81,19 +76,13 @@ def _nll(logits: Array, targets: Integers, scaling: Scaling, smoothed: float = 0
 
 
 def fit_sets(logits: Array, targets: Integers, trust: OneTrust) -> LabelSets | None:
-    """The thresholds of every coverage level that this number of pictures can guarantee; None if it is too small.
-
-    Of n scores, the one at place ⌈(n + 1) · level⌉ in ascending order is the threshold, so that the guarantee holds
-    for any number of pictures that are like these.
-    """
+    """The thresholds of every coverage level that this number of pictures can guarantee; None if it is too small."""
     plain = LabelSets(levels=(0.5,), thresholds=(0.0,), free_ranks=FREE_RANKS, penalty=PENALTY)
     ranks = answer(logits, targets).rank
     of_truth = [
         plain.scores(probabilities(rows, trust))[np.arange(len(rows)), ranks[where]] for where, rows in blocks(logits)
     ]
-    scores = np.sort(np.concatenate(of_truth))
-    places = {level: math.ceil(round((len(scores) + 1) * level, 6)) for level in LEVELS}
-    thresholds = {level: float(scores[place - 1]) for level, place in places.items() if place <= len(scores)}
+    thresholds = {level: float(score) for level, score in score_levels(np.concatenate(of_truth)).items()}
     if not thresholds:
         return None
     return replace(plain, levels=tuple(thresholds), thresholds=tuple(thresholds.values()))

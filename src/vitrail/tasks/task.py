@@ -11,6 +11,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib import import_module
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Self
 
 import numpy as np
@@ -165,6 +166,8 @@ class Task(ABC):
     losses: ClassVar[tuple[str, ...]]  # by name, the default first
     balances: ClassVar[tuple[str, ...]] = ("none",)
     metrics: ClassVar[Mapping[str, bool]]  # of validation, by name → whether higher is better; the first is the default
+    # Settings that recipes of classes have and this task should not, unless its user asks for them.
+    unsuited: ClassVar[Mapping[str, Any]] = MappingProxyType({})
     noun: ClassVar[tuple[str, str]]  # what an output stands for, in messages: class, classes
     output: ClassVar[str] = "probabilities"  # what `graph` gives, as the graphs of exports name it
     same: ClassVar[str] = "the same class"  # what pictures get of two runtimes that agree

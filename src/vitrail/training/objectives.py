@@ -93,7 +93,7 @@ class Objective(nn.Module, ABC):
         return {name: sum(count * means[name] for count, means in parts) / total for name in names}
 
     def trained(self) -> Iterable[nn.Parameter]:
-        """The weights that change."""
+        """The weights that change: all of these must take part in the loss."""
         return self.parameters()
 
     def plain(self, tensors: Mapping[str, Tensor]) -> Mapping[str, Tensor]:

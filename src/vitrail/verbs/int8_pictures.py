@@ -12,6 +12,7 @@ from vitrail.data.source import Dataset, Source, refuse_broken
 from vitrail.errors import ConfigError, DataError, WeightsError
 from vitrail.evaluation.measurement import choose
 from vitrail.evaluation.ood import is_unlabelled, open_unlabelled
+from vitrail.registry import labels_of
 from vitrail.report.assembly import run_of
 from vitrail.rng import Integers
 from vitrail.runtimes.int8_trials import ByteImages, CalibrationSet, Goal
@@ -44,11 +45,8 @@ def read_calibration(
     else:
         dataset, _ = open_with_splits(resolve_dataset(calibrate), run_of(source))
         parts = _parts_of(dataset)
-        if (
-            task.labels == "class"
-            and checkpoint.classes is not None
-            and set(dataset.classes) <= set(checkpoint.classes)
-        ):
+        known = set(checkpoint.classes or ()) if task.labels == labels_of(dataset.task) == "class" else set[str]()
+        if set(dataset.classes) <= known:
             classes = dataset.classes
     if classes is None and goal.max_loss is not None:
         raise DataError(
