@@ -43,10 +43,8 @@ class Calibrated:
 
     def facts(self) -> dict[str, Any]:
         """The numbers, as JSON values."""
-        numbers = {
-            name: {"nll": each.metrics.nll, "calibration_error": each.metrics.calibration.error}
-            for name, each in (("before", self.before), ("after", self.after))
-        }
+        measured = {"before": self.before, "after": self.after}
+        numbers = {name: each.results.calibration_facts() for name, each in measured.items()}
         return {"path": str(self.path), **self.trust.facts(), **numbers, "notes": list(self.notes)}
 
     exit_code = 0
@@ -62,11 +60,8 @@ class Calibrated:
     def lines(self) -> Iterator[RenderableType]:
         """What the command prints."""
         yield from self.trust.describe()
-        measured = (self.before.metrics, self.after.metrics)
-        rows = [
-            ("calibration error", *(f"{each.calibration.error:.2%}" for each in measured)),
-            ("NLL", *(f"{each.nll:.4f}" for each in measured)),
-        ]
+        before, after = (each.results.calibration_rows() for each in (self.before, self.after))
+        rows = [(name, before.get(name, "–"), text) for name, text in after.items()]
         yield table(rows, "on these pictures", "before", "after", left=3)
         yield from ending([self.path], shlex.join(["vitrail", "eval", str(self.path), self.data]))
 

@@ -1,6 +1,5 @@
 """What `vitrail.evaluate` measures and returns: a model's scores on a data set."""
 
-import math
 import shlex
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field, replace
@@ -36,7 +35,6 @@ from vitrail.progress import Progress, ending, left_out, pick_progress, silent, 
 from vitrail.ranks import shared_ranks
 from vitrail.report.assembly import REPORT, ReportContext, evaluation_context, run_of, show_evaluation, write_page
 from vitrail.schema import to_dict
-from vitrail.tasks.one_metrics import Metrics
 from vitrail.training.run_folder import chose_epoch
 from vitrail.verbs.call import DataArgument, ModelArgument, Out, make_out
 from vitrail.verbs.evaluate import EvaluationPlan
@@ -47,7 +45,7 @@ MAX_CLASSES = 20
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Evaluation:
-    """A model measured on a split of a data set. A notebook shows its numbers and the confusion matrix."""
+    """A model measured on a split of a data set. A notebook shows its numbers and the first figure."""
 
     model: str
     data: str
@@ -65,8 +63,8 @@ class Evaluation:
     context: ReportContext = field(repr=False)  # what else the report shows
 
     @property
-    def metrics(self) -> Metrics:
-        """Accuracy, calibration, confusion and all other numbers."""
+    def metrics(self) -> Any:
+        """Accuracy, calibration, confusion and all other numbers; for another task than one, what it measures."""
         return self._measured().metrics
 
     @property
@@ -139,24 +137,18 @@ class Evaluation:
             )
         yield table(_rows(measurement, self.facts))
         yield ""
-        yield _class_table(measurement)
+        classes = measurement.results.short_table(MAX_CLASSES)
+        yield table(classes.rows, *classes.head)
         yield ""
-        if worst := [f"{truth} → {other} {count}×" for truth, other, count in output.confusions(measurement, 5)]:
-            yield plain("most frequent mistakes (true → predicted): " + ", ".join(worst))
+        yield from map(plain, measurement.results.remarks())
         yield from left_out(measurement.broken, 5)
         yield from ending(self.written, f"vitrail predict {shlex.quote(self.model)} PICTURES…")
 
 
 def _rows(measurement: Measurement, facts: dict[str, Any]) -> list[tuple[str, str]]:
-    metrics = measurement.metrics
     return [
-        ("top-1", _describe(asdict(metrics.top1))),
-        *([("top-5", _describe(asdict(metrics.top5)))] if metrics.top5 else []),
-        ("macro F1", f"{metrics.macro_f1:.3f}"),
-        ("balanced accuracy", f"{metrics.balanced_accuracy:.2%}"),
-        ("calibration error", _calibration(measurement)),
-        ("NLL, Brier", f"{metrics.nll:.4f}, {metrics.brier:.4f}"),
-        *_trust_rows(facts),
+        *measurement.results.rows(),
+        *_familiarity_rows(measurement, facts),
         ("throughput", f"{measurement.images_per_second or 0:,.0f} pictures/s"),
         *_extra_rows(facts),
     ]
@@ -183,16 +175,14 @@ def _mean(curve: list[dict[str, float]]) -> float:
     return sum(rate["value"] for rate in curve) / len(curve)
 
 
-def _trust_rows(facts: dict[str, Any]) -> list[tuple[str, str]]:
+def _familiarity_rows(measurement: Measurement, facts: dict[str, Any]) -> list[tuple[str, str]]:
     rows: list[tuple[str, str]] = []
-    if sets := facts.get("label_sets"):
-        size = f"{sets['mean_size']:.2f} labels each"
-        name = f"{100 * sets['requested']:.4g} % label sets"
-        rows.append((name, f"{_describe(sets['coverage'])} hold the truth, {size}"))
     if known := facts.get("familiarity"):
         text = f"{known['unfamiliar']['value']:.1%} unlike anything seen in training"
-        for name, of in (("top1_of_unfamiliar", "of these"), ("top1_of_familiar", "of the others")):
-            text += f"; top-1 {known[name]['value']:.1%} {of}" if known[name] else ""
+        right = measurement.results.right()
+        for name, of in (("unfamiliar", "of these"), ("familiar", "of the others")):
+            if right is not None and (share := known[f"{right.key}_of_{name}"]):
+                text += f"; {right.name.removesuffix(' accuracy')} {share['value']:.1%} {of}"
         rows.append(("familiarity", text))
     if others := facts.get("unfamiliar"):
         text = f"AUROC {others['auroc']:.3f}; {others['false_positive_rate']:.1%} pass where 95 % of these do"
@@ -201,32 +191,8 @@ def _trust_rows(facts: dict[str, Any]) -> list[tuple[str, str]]:
     return rows
 
 
-def _calibration(measurement: Measurement) -> str:
-    after, before = (each.calibration.error for each in (measurement.metrics, measurement.uncalibrated))
-    return f"{after:.2%}" + ("" if measurement.trust is None else f"  ({before:.2%} without the calibration)")
-
-
 def _describe(rate: dict[str, float]) -> str:
     return f"{rate['value']:.2%}  (95 %: {rate['low']:.2%} to {rate['high']:.2%})"
-
-
-def _class_table(measurement: Measurement) -> RenderableType:
-    """Every class, or the worst ones if there are many."""
-    scores = measurement.metrics.classes
-    places = list(range(len(measurement.classes)))
-    title = "class"
-    if len(places) > MAX_CLASSES:
-        places = output.worst_first(scores.f1.tolist())[:MAX_CLASSES]
-        title = f"the {MAX_CLASSES} worst of {len(measurement.classes):,} classes"
-    sets = ("coverage", "set size") if measurement.label_sets is not None else ()
-    rows: list[list[str]] = []
-    for place in places:
-        numbers = (scores.precision[place], scores.recall[place], scores.f1[place])
-        held = output.class_sets(measurement, place)
-        numbers += (held.coverage, held.mean_size) if sets else ()
-        cells = ("–" if math.isnan(value) else f"{value:.3f}" for value in numbers)
-        rows.append([measurement.classes[place], *cells, f"{scores.support[place]:,}"])
-    return table(rows, title, "precision", "recall", "F1", *sets, "pictures")
 
 
 def carry_out(
