@@ -216,7 +216,7 @@ class Results(ABC):
         return {name.replace("_", " "): f"{value:.4g}" for name, value in self.calibration_facts().items()}
 
     def compared(self) -> Compared | None:
-        """The first metric, by which corrupted pictures are compared, if it is from 0 to 1; None unless the task `compares` them."""
+        """The first metric, if it is from 0 to 1, by which corrupted pictures are compared; None if it is not."""
         return None
 
     def right(self) -> Right | None:
