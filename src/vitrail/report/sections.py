@@ -17,7 +17,6 @@ from vitrail.tasks.task import make_task
 from vitrail.training.curves import Choice, EpochRow, best_row
 from vitrail.wording import SHARES, counted, cut, show_metric
 
-ACCURACY = Choice("accuracy", higher=True)
 STYLES = ("first", "second", "third", "fourth")  # of curves
 MOST_CLASSES = 40  # rows of a table
 MOST_VALUES = 4  # numbers whose distribution is drawn
@@ -139,9 +138,7 @@ def check_blocks(record: CheckRecord | None, data: str) -> list[Block]:
     return [Paragraph(text), Table(head, rows, note, texts=(1, 3))]
 
 
-def training_section(
-    rows: Sequence[EpochRow], rates: dict[str, float], took: str, choice: Choice = ACCURACY
-) -> Section:
+def training_section(rows: Sequence[EpochRow], rates: dict[str, float], took: str, choice: Choice) -> Section:
     """Loss, validation metrics and learning rates; `rates` are the highest of each group of weights."""
     losses = [(row.epoch, row.val_loss) for row in rows if row.val_loss is not None]
     evaluated = [row for row in rows if row.val_loss is not None and row.metrics]
