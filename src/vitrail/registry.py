@@ -132,6 +132,19 @@ register_task(TaskKind(name="several", labels="set", module="vitrail.tasks.sever
 register_task(TaskKind(name="number", labels="values", module="vitrail.tasks.number"))
 
 
+NO_TASK = "none"  # of pictures without labels, for what needs none; not among the tasks, since nothing answers for it
+
+
+def labels_of(task: str) -> LabelKind:
+    """What the label of a picture is for a task, or for none."""
+    return "none" if task == NO_TASK else TASKS[task].labels
+
+
+def task_of(labels: LabelKind) -> str:
+    """The task that is meant by default for such labels: the first that was registered."""
+    return next((name for name, kind in TASKS.items() if kind.labels == labels), NO_TASK)
+
+
 def label_of(runtime: str, precision: NumberFormat) -> str:
     """What people call one way to compute."""
     name = RUNTIMES[runtime].name

@@ -76,7 +76,8 @@ ABSENT = {
     "vitrail has no class weights; a table may list the pictures of rare classes more than once": (
         "class_weight class_weights weighted_loss balanced pos_weight weighted_sampler"
     ),
-    "vitrail learns one label per picture": "multi_label multilabel",
+    "several labels per picture are `task=several`": "multi_label multilabel",
+    "numbers are `task=number`": "regression regress",
 }
 
 

@@ -4,12 +4,14 @@ import csv
 from itertools import product
 from pathlib import Path
 
+import numpy as np
 import pytest
 from tests.data.conftest import picture
 
 from vitrail.data import open_data
 from vitrail.data.check.findings import check_data
-from vitrail.data.labels import doubt_labels
+from vitrail.data.config import DataConfig
+from vitrail.data.labels import doubt_labels, find_separator, split_cell
 from vitrail.errors import DataError
 
 FLOWERS, COLOURS = ("daisy", "rose", "tulip", "lily", "iris"), ("red", "white")
@@ -39,7 +41,7 @@ def test_several_labels_in_one_cell(classes: list[str], certain: bool) -> None:
     doubt = doubt_labels(sorted(classes), pictures=1000)
     assert doubt is not None
     assert (doubt.what, doubt.certain) == ("several labels in one cell", certain)
-    assert "vitrail learns one label per picture: keep one label in each cell" in doubt.detail
+    assert "to learn each label by itself, pass `task=several`" in doubt.detail
 
 
 @pytest.mark.parametrize(
@@ -88,21 +90,42 @@ def make_table(tmp_path: Path):
     return make
 
 
-def test_data_check_finds_and_training_refuses_them(make_table) -> None:
+def test_what_is_certain_is_chosen_and_what_is_doubtful_is_a_warning(make_table) -> None:
     dataset = open_data(make_table(combine(",") * 3))
+    (note,) = dataset.assumed
+    assert note.startswith("labels holds several labels, separated by ,: task several; pass `task=one`")
+    assert (dataset.task, dataset.classes) == ("several", tuple(sorted((*FLOWERS, *COLOURS))))
+
+    table = make_table(combine(" ") * 3)
+    dataset = open_data(table)
+    assert (dataset.task, len(dataset.classes), dataset.assumed) == ("one", 10, ())
+    dataset.refuse_labels()  # only a warning
     report = check_data(dataset, workers=1)
-    assert report.exit_code == 2, "training would refuse these data"
     (finding,) = [item for item in report.findings if item.what == "several labels in one cell"]
-    assert (finding.severity, finding.key) == ("error", "daisy,red")
-    with pytest.raises(DataError, match=r"several labels in one cell, such as 'daisy,red': 7 labels, .* check=False"):
-        dataset.refuse_labels()
-    open_data(make_table(combine(" ") * 3)).refuse_labels()  # which is only a warning
+    assert (finding.severity, finding.key) == ("warning", "daisy red")
+    assert finding.detail.endswith("`task=several`")
+    assert open_data(table, DataConfig(task="one")).doubt_labels() is None, "whoever names the task is not asked"
 
 
-def test_measurements_in_two_splits_are_not_called_missing_classes(make_table) -> None:
+def test_one_class_per_picture_stays_an_error(make_table) -> None:
+    table = make_table([f"IMG_{number}" for number in range(40)])
+    for config in (DataConfig(), DataConfig(task="one")):
+        with pytest.raises(DataError, match="nearly one class per picture"):
+            open_data(table, config).refuse_labels()
+
+
+def test_folders_that_are_named_after_several_labels_are_refused_as_classes(make_folder) -> None:
+    root = make_folder("cat", "dog", "cat,dog")
+    with pytest.raises(DataError, match=r"several labels in one cell, such as 'cat,dog': .* task=several"):
+        open_data(root).refuse_labels()
+    assert open_data(root, DataConfig(task="several")).classes == ("cat", "dog")
+
+
+def test_measurements_in_two_splits_are_numbers(make_table) -> None:
     labels = [f"{number / 7:.3f}" for number in range(20)]
-    with pytest.raises(DataError, match=r"val has classes that train lacks.*the labels are measurements: 20 classes"):
-        open_data(make_table(labels, ["train"] * 15 + ["val"] * 5))
+    dataset = open_data(make_table(labels, ["train"] * 15 + ["val"] * 5))
+    assert (dataset.task, dataset.classes) == ("number", ("labels",))
+    assert dataset.splits["val"].labels[:, 0].tolist() == np.array(labels[15:], dtype=np.float32).tolist()
 
 
 def test_nan_is_no_label(tmp_path: Path) -> None:
@@ -110,3 +133,29 @@ def test_nan_is_no_label(tmp_path: Path) -> None:
     pq.write_table(pa.table({"path": ["a.png", "b.png"], "label": [1.0, float("nan")]}), tmp_path / "t.parquet")
     with pytest.raises(DataError, match="row 2 has no label"):
         open_data(tmp_path / "t.parquet")
+
+
+@pytest.mark.parametrize(
+    ("cell", "separator", "labels"),
+    [
+        ("cat, dog", ",", ("cat", "dog")),
+        ("cat|dog|cat", "|", ("cat", "dog")),  # each once
+        ("cat (small), dog", ",", ("cat (small)", "dog")),  # brackets are a list only around the whole
+        ("['tench, Tinca tinca', 'cat']", ",", ("tench, Tinca tinca", "cat")),
+        ('["cat", "it\'s"]', ",", ("cat", "it's")),
+        ("{cat; dog}", ";", ("cat", "dog")),
+        ("['cat' 'dog']", " ", ("cat", "dog")),  # as NumPy prints them
+        ("[]", ",", ()),
+        ("cat and dog", " and ", ("cat", "dog")),
+        ("french horn", None, ("french horn",)),
+        (" , ", ",", ()),
+    ],
+)
+def test_the_labels_of_a_cell(cell: str, separator: str | None, labels: tuple[str, ...]) -> None:
+    assert split_cell(cell, separator) == labels
+
+
+def test_the_separator_is_found() -> None:
+    assert find_separator(combine(";")) == ";"
+    assert find_separator(["cat|dog", "tench, Tinca tinca|cat", "bird|mouse"]) == "|"  # the commonest
+    assert find_separator(["french horn", "church"]) is None

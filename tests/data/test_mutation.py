@@ -296,7 +296,7 @@ def read(path: Path) -> None:
     dataset = open_data(path)
     for split, source in dataset.splits.items():
         for index in range(min(len(source), 8)):
-            examine(source, split, index)
+            examine(source, split, dataset.labelling, index)
 
 
 def read_all(name: str, count: int, result: Path) -> None:

@@ -45,7 +45,9 @@ def test_the_current_folder_has_a_name_too(make_folder, monkeypatch: pytest.Monk
         ArraySource(torch.zeros(3, 1, 2, 2, dtype=torch.uint8), [0, 1, 0], "a"),
         FileSource(["a/0", "a/1", "a/2"], [0, 1, 0], Path()),
         HubSource([], "image", [0, 1, 0], "a"),
-        ShardSource([Shard(Copies(Disk(""), Path()), name) for name in ("x.tar", "y.tar")], [[0], [1, 0]]),
+        ShardSource(
+            [Shard(Copies(Disk(""), Path()), name) for name in ("x.tar", "y.tar")], [1, 2], np.array([0, 1, 0])
+        ),
     ],
     ids=lambda source: type(source).__name__,
 )

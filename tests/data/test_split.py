@@ -90,3 +90,90 @@ def test_unused_samples_are_known_and_in_no_split(tmp_path) -> None:
         "train": [0],
         UNUSED: [1],
     }
+
+
+def random_sets(count: int, num_labels: int, seed: int) -> np.ndarray:
+    """Label sets with a long tail, where labels come together."""
+    random = np.random.default_rng(seed)
+    rates = 0.5 / np.arange(1, num_labels + 1)
+    topic = random.random((count, 1))
+    return (random.random((count, num_labels)) < rates * (0.5 + topic)).astype(np.uint8)
+
+
+def label_distribution(labels: np.ndarray, parts: dict[str, np.ndarray]) -> float:
+    """How far the odds of each label differ between the splits and the whole: LD of Sechidis et al. (2011)."""
+
+    def odds(some: np.ndarray) -> np.ndarray:
+        positive = some.sum(axis=0, dtype=float)
+        return positive / (len(some) - positive)
+
+    return float(np.mean([np.abs(odds(labels[indices]) - odds(labels)) for indices in parts.values()]))
+
+
+def test_sets_are_split_more_evenly_than_at_random() -> None:
+    labels = random_sets(600, 12, seed=0)
+    keys = [f"k{index}" for index in range(len(labels))]
+    ours = stratify(keys, labels, RATES, seed=0)
+    assert {name: len(part) for name, part in ours.items()} == {"train": 420, "val": 120, "test": 60}
+    random = np.random.default_rng(0)
+    others = [np.split(random.permutation(len(labels)), (420, 540)) for _ in range(20)]
+    plain = [label_distribution(labels, dict(zip(("train", "val", "test"), parts, strict=True))) for parts in others]
+    assert label_distribution(labels, ours) < 0.5 * min(plain)
+
+
+sets = st.integers(1, 5).flatmap(
+    lambda width: st.lists(st.lists(st.integers(0, 1), min_size=width, max_size=width), min_size=1, max_size=60)
+)
+
+
+@given(sets, st.integers(0, 5), st.randoms(use_true_random=False))
+def test_sets_are_a_partition_whatever_their_order(rows: list[list[int]], seed: int, random) -> None:
+    labels = np.array(rows, dtype=np.uint8)
+    keys = [f"k{index}" for index in range(len(labels))]
+    parts = stratify(keys, labels, RATES, seed)
+    assert sorted(index for indices in parts.values() for index in indices.tolist()) == list(range(len(labels)))
+    trained = labels[parts["train"]].any(axis=0)
+    assert trained.tolist() == labels.any(axis=0).tolist(), "training has every label"
+    order = random.sample(range(len(keys)), len(keys))
+    again = stratify([keys[index] for index in order], labels[order], RATES, seed)
+    for name, indices in parts.items():
+        assert {keys[index] for index in indices} == {keys[order[index]] for index in again[name]}
+
+
+def test_sets_of_one_picture_stay_together() -> None:
+    labels = random_sets(120, 4, seed=1)
+    keys = [f"k{index // 2}" for index in range(120)]
+    parts = stratify(keys, labels, RATES, seed=0)
+    assert sum(len({keys[index] for index in indices}) for indices in parts.values()) == 60
+
+
+def test_unused_rates_and_pictures_without_labels() -> None:
+    labels = np.zeros((20, 3), dtype=np.uint8)
+    parts = stratify([str(index) for index in range(20)], labels, {"val": 0.0, "test": 0.25}, seed=0)
+    assert {name: len(part) for name, part in parts.items()} == {"train": 15, "val": 0, "test": 5}
+
+
+@given(st.lists(st.floats(-1e6, 1e6, width=32), min_size=1, max_size=300), st.integers(0, 5))
+def test_values_are_split_in_the_same_proportions(numbers: list[float], seed: int) -> None:
+    values = np.array(numbers, dtype=np.float32)[:, None]
+    keys = [f"k{index}" for index in range(len(values))]
+    parts = stratify(keys, values, RATES, seed)
+    assert sorted(index for indices in parts.values() for index in indices.tolist()) == list(range(len(values)))
+    for name, rate in RATES.items():
+        assert abs(len(parts[name]) - rate * len(values)) <= 6  # of at most ten quantiles, each rounded
+    backwards = stratify(keys[::-1], values[::-1], RATES, seed)
+    for name in parts:
+        assert {keys[index] for index in parts[name]} == {keys[::-1][index] for index in backwards[name]}
+
+
+def test_each_split_of_values_spans_their_range() -> None:
+    values = np.random.default_rng(0).lognormal(size=(400, 2)).astype(np.float32)
+    parts = stratify([str(index) for index in range(400)], values, RATES, seed=0)
+    tenths = np.searchsorted(np.quantile(values[:, 0], np.arange(1, 10) / 10), values[:, 0], side="right")
+    for name, count in (("val", 8), ("test", 4)):
+        assert np.bincount(tenths[parts[name]], minlength=10).tolist() == [count] * 10
+
+
+def test_pictures_without_labels_are_split_at_random() -> None:
+    parts = stratify([str(index) for index in range(20)], np.zeros((20, 0), dtype=np.float32), RATES, seed=0)
+    assert {name: len(part) for name, part in parts.items()} == {"train": 14, "val": 4, "test": 2}

@@ -11,7 +11,7 @@ import torch
 from PIL import Image
 from tests.data.conftest import make_folder  # noqa: F401 - a fixture
 
-from vitrail.data import Dataset, open_data
+from vitrail.data import DataConfig, Dataset, open_data, write_split_file
 from vitrail.data.shard_writer import write_shards
 from vitrail.data.source import ArraySource
 from vitrail.errors import DataError, VitrailError
@@ -285,3 +285,41 @@ def test_a_damaged_file_is_an_error(text: str, tmp_path: Path) -> None:
     (tmp_path / "split.csv").write_text(text)
     with pytest.raises(DataError, match="damaged"):
         read_split_rows(tmp_path / "split.csv")
+
+
+def write_table(folder: Path, labels: list[str]) -> Path:
+    for index in range(len(labels)):
+        draw(folder / f"{index}.png", (index, 0, 0))
+    lines = [f"{index}.png,{label}" for index, label in enumerate(labels)]
+    (folder / "t.csv").write_text("\n".join(["path,label", *lines]))
+    return folder / "t.csv"
+
+
+@pytest.mark.parametrize(
+    ("labels", "new", "task"),
+    [
+        (["red|large", "red", "", "large", "red|large", "red"] * 5, "large|red", "several"),
+        ([f"{index / 7:.3f}" for index in range(30)], "99.5", "number"),
+    ],
+)
+def test_labels_of_every_task_are_kept(labels: list[str], new: str, task: str, tmp_path: Path) -> None:
+    table = write_table(tmp_path, labels)
+    data = open_data(table)
+    write_split_file(data, tmp_path / "split.csv")
+    write_table(tmp_path, [labels[0], new, *labels[2:]])
+    notes: list[str] = []
+    again = reopen_data(config_for(table), tmp_path / "split.csv", notes.append)
+    assert again.task == task
+    assert notes == ["1 picture is now labelled otherwise; the run keeps the labels that it began with: 1.png"]
+    for name, source in data.splits.items():
+        assert again.splits[name].keys() == source.keys()
+        assert again.splits[name].labels.tobytes() == source.labels.tobytes()
+
+
+def test_a_run_that_learned_combinations_as_classes_still_does(tmp_path: Path) -> None:
+    table = write_table(tmp_path, ["red|large", "red", "large", "small|red", "small", "large|small"] * 5)
+    data = open_data(table, DataConfig(task="one"))
+    write_split_file(data, tmp_path / "split.csv")
+    assert open_data(table).task == "several"
+    again = reopen_data(config_for(table), tmp_path / "split.csv", print)
+    assert (again.task, again.classes) == ("one", data.classes)

@@ -12,7 +12,7 @@ from PIL import Image
 import vitrail
 from vitrail.cli.main import main
 from vitrail.data import open_data
-from vitrail.errors import ConfigError
+from vitrail.errors import ConfigError, DataError
 from vitrail.files import new_run_folder
 
 COLOURS = {"blue": (40, 60, 200), "green": (40, 180, 60), "red": (210, 50, 40)}
@@ -166,3 +166,11 @@ def test_weak_features_are_not_believed(inside: Path, model: str, capsys: pytest
     printed = capsys.readouterr().out
     assert "that is too few to judge labels by: most of those listed are right; use better weights" in printed
     assert "labels.csv" not in printed.split("next: ")[1]
+
+
+def test_other_labels_are_refused(inside: Path, model: str) -> None:
+    for index in range(3):
+        draw("red", index).save(inside / f"{index}.png")
+    (inside / "t.csv").write_text("path,label\n0.png,a|b\n1.png,b\n2.png,a\n")
+    with pytest.raises(DataError, match=r"an audit needs one class per picture; these data have several labels"):
+        vitrail.audit_data("t.csv", weights=model, val_rate=0.0, test_rate=0.0)

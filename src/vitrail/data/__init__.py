@@ -3,6 +3,7 @@
 preprocess    `Preprocess`: a picture → a model's input, as data, with a preset per family of weights
 pixels        any picture → pixels, opened without trusting it, without torch; transform: in torch
 source        what every source provides; sources/ has one file per kind; datasets decides which (`open_data`)
+label_kinds   a class, a set of labels or values: how each is stored, counted and written; label_columns reads them
 labels        what the names of classes give away
 split         stratified splits and split.csv; agreement: the same data on all ranks
 augment/      augmentation, batched and deterministic

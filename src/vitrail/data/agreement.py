@@ -1,4 +1,4 @@
-"""Ranks that share work must have the same data: the same names in the same order, of the same classes and splits."""
+"""Ranks that share work must have the same data: the same names in the same order, with the same labels and splits."""
 
 import hashlib
 import socket
@@ -18,7 +18,7 @@ class _Sample(NamedTuple):
 
     key: str
     split: str
-    name: str  # of the class
+    name: str  # of the class, or the labels as split.csv has them
 
 
 def check_same_data(dataset: Dataset, ranks: Ranks) -> None:
@@ -43,12 +43,12 @@ def check_same_data(dataset: Dataset, ranks: Ranks) -> None:
 
 def _samples(dataset: Dataset) -> Iterator[_Sample]:
     for split, source in dataset.splits.items():
-        for index, label in enumerate(source.labels.tolist()):
-            yield _Sample(source.key(index), split, dataset.classes[label])
+        for key, cell in dataset.cells(source, range(len(source))):
+            yield _Sample(key, split, cell)
 
 
 def _digest(dataset: Dataset) -> bytes:
-    digest = hashlib.blake2b(repr(dataset.classes).encode(), digest_size=16)
+    digest = hashlib.blake2b(repr((dataset.task, dataset.classes)).encode(), digest_size=16)
     for sample in _samples(dataset):
         digest.update("\0".join(sample).encode("utf-8", "surrogateescape"))
     return digest.digest()

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from vitrail.data.augment.crops import crop_picture, crop_tensor, fit_for_shift, resized_crop_numbers, shift_batch
 from vitrail.data.augment.ops import take
-from vitrail.data.augment.pipeline import augment_batch, mix, one_hot
+from vitrail.data.augment.pipeline import augment_batch, mix, soft_targets
 from vitrail.data.config import Augment
 from vitrail.data.preprocess import Preprocess
 from vitrail.data.source import ArraySource, Source
@@ -59,7 +59,7 @@ class Chunk:
     """Finished samples."""
 
     indices: Integers  # of the samples that the pictures show
-    targets: Tensor  # (B,) labels, or (B, classes) shares
+    targets: Tensor  # (B,) classes, (B, labels) zeros and ones, (B, values), or (B, classes) shares
     broken: dict[str, str]  # key → why it cannot be read
 
     @property
@@ -99,7 +99,7 @@ class ChunkMaker:
         else:
             floats = normalize(images, self.spec, out[: len(images)])
             if self.augment and self.augment.mixes:
-                mixed, targets = mix(floats, one_hot(targets, self.num_classes), self.augment, draws)
+                mixed, targets = mix(floats, soft_targets(targets, self.num_classes), self.augment, draws)
                 floats.copy_(mixed)
         return Chunk(indices, targets, broken)
 

@@ -7,10 +7,12 @@ from pathlib import Path
 from typing import Literal
 
 from vitrail.cache import cache_folder
-from vitrail.errors import ConfigError
+from vitrail.errors import ConfigError, shorten, suggest
+from vitrail.registry import TASKS, LabelKind, labels_of
 from vitrail.schema import IF_USED, validate
 from vitrail.storage import refuse_secrets
 
+AUTO = "auto"  # the task, chosen from the data
 MAX_WORKERS = 1024
 VAL_RATE = TEST_RATE = 0.15  # of each class, if we make the split
 MAX_BROKEN_RATE = 0.01  # leaving out more pictures than this would change what is learned or measured
@@ -23,7 +25,8 @@ class Columns:
     picture: str | None = None
     """For a table: the column of paths or encoded pictures [default: found by its name]."""
     label: str | None = None
-    """For a table: the column of labels."""
+    """For a table: the column of labels. Several, separated by commas: a column of 0 and 1 for each label, or a column
+    for each number."""
     split: str | None = None
     """For a table: the column of splits."""
 
@@ -48,14 +51,37 @@ class DataConfig:
     """CSV files whose column `key` lists samples to leave out, such as those of `vitrail data audit`. All other samples
     stay in their splits."""
     columns: Columns = field(default_factory=Columns)
+    task: str = field(default=AUTO, metadata=IF_USED)
+    """What is learned of each picture: one (its class), several (all labels that apply), number (one or more measured
+    values), or auto: what the labels look like."""
+    separator: str | None = field(default=None, metadata=IF_USED)
+    """For several labels in one cell of a table: what stands between them [default: found, if it is one of , ; |]."""
 
     def __post_init__(self) -> None:
         validate(self)
         check_broken_rate(self.max_broken_rate)
+        self._check_task()
         if isinstance(self.split_file, str):
             refuse_secrets(self.split_file)
             if "\0" in self.split_file:
                 raise ConfigError("split_file must be a path, without a NUL character.")
+
+    def _check_task(self) -> None:
+        if self.task != AUTO and self.task not in TASKS:
+            raise ConfigError(
+                f"must be a task; got {shorten(self.task)}; {suggest(self.task, (AUTO, *TASKS))}", field="task"
+            )
+        if self.separator is not None and (not self.separator or self.label_kind not in (None, "set")):
+            raise ConfigError(
+                f"stands between several labels in one cell, so it must be a text, and goes with `task=several`; got "
+                f"{shorten(self.separator)} with `task={self.task}`.",
+                field="separator",
+            )
+
+    @property
+    def label_kind(self) -> LabelKind | None:
+        """What the label of a picture is to be; None: what it looks like."""
+        return None if self.task == AUTO else labels_of(self.task)
 
     @property
     def cache(self) -> Path:

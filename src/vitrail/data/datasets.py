@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
-from vitrail.data.config import DataConfig
+from vitrail.data.config import AUTO, DataConfig
 from vitrail.data.download import Remote, fetch, is_web
 from vitrail.data.source import TABLES, Dataset, Source
 from vitrail.data.sources.cifar import BATCHES, FOLDERS, is_cifar, open_cifar, read_archive
@@ -20,6 +20,7 @@ from vitrail.data.sources.table import open_table
 from vitrail.data.split import UNUSED, read_excluded, refuse_split_file, write_split
 from vitrail.errors import DataError, list_names, shorten, suggest
 from vitrail.files import atomic_path, harmless_cell
+from vitrail.registry import labels_of
 from vitrail.storage import Disk, is_address, open_file_store, open_store, refuse_secrets
 from vitrail.untrusted import check_regular
 from vitrail.wording import agree, counted, hint_path, reason
@@ -65,10 +66,21 @@ def open_data(where: str | Path, config: DataConfig | None = None) -> Dataset:
     if "\0" in str(where):
         raise DataError(f"{shorten(str(where))}: no file can have a NUL in its name.")
     try:
-        dataset = replace(_open(where, config), max_broken_rate=config.max_broken_rate)
+        dataset = _with_task(_open(where, config), config)
     except OSError as error:  # a folder without permission, a failing disk, …
         raise DataError(f"{where}: cannot be read ({reason(error)}).") from error
     return exclude_samples(dataset, config.exclude) if config.exclude else dataset
+
+
+def _with_task(dataset: Dataset, config: DataConfig) -> Dataset:
+    """The data for the task that was requested, which must be one for such labels."""
+    if config.label_kind not in (None, labels_of(dataset.task)):
+        raise DataError(f"{dataset.name}: has {dataset.labelling.what}, which `task={config.task}` cannot learn.")
+    if config.separator is not None and labels_of(dataset.task) != "set":
+        raise DataError(f"{dataset.name}: has {dataset.labelling.what}, which `separator=` cannot separate.")
+    named = config.task != AUTO
+    task = config.task if named else dataset.task
+    return replace(dataset, max_broken_rate=config.max_broken_rate, task=task, named_task=named)
 
 
 def exclude_samples(dataset: Dataset, files: Sequence[Path]) -> Dataset:
@@ -99,8 +111,7 @@ def exclude_samples(dataset: Dataset, files: Sequence[Path]) -> Dataset:
                 chosen[split].add(own)
     masks = {split: np.array([key in chosen[split] for key in names], dtype=bool) for split, names in keys.items()}
     train = dataset.splits["train"]
-    left = np.bincount(train.labels[~masks["train"]], minlength=len(dataset.classes))
-    if empty := [name for name, count in zip(dataset.classes, left, strict=True) if not count]:
+    if empty := dataset.labelling.missing(train.labels[~masks["train"]], dataset.classes):
         raise DataError(f"{dataset.name}: `exclude=` leaves no training pictures of {list_names(empty)}.")
     splits, excluded = (
         {split: dataset.splits[split].select(np.flatnonzero(mask)) for split, mask in parts.items() if mask.any()}
@@ -243,7 +254,7 @@ def write_split_file(dataset: Dataset, path: Path) -> None:
     """Record which sample is in which split, to be read again with `DataConfig.split_file`."""
 
     def describe(source: Source) -> list[tuple[str, str]]:
-        return [(source.key(index), dataset.classes[label]) for index, label in enumerate(source.labels)]
+        return dataset.cells(source, range(len(source)))
 
     rows = {name: describe(source) for name, source in dataset.splits.items()}
     unused = [*dataset.unused, *chain.from_iterable(map(describe, dataset.excluded.values()))]

@@ -84,7 +84,8 @@ class Batch(NamedTuple):
     """Some pictures with their targets."""
 
     images: Tensor  # (B, C, H, W)
-    targets: Tensor  # (B,) labels, or (B, classes) shares where pictures are mixed
+    # (B,) classes, (B, labels) zeros and ones or (B, values); floats (B, classes) where pictures are mixed.
+    targets: Tensor
     indices: Tensor  # (B,) which samples of the split
 
 

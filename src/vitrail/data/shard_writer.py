@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from PIL import Image
@@ -22,6 +22,7 @@ from vitrail.data.transform import as_bytes, to_pil
 from vitrail.errors import DataError, InputError
 from vitrail.files import sweep_drafts, workshop_in
 from vitrail.progress import ending, left_out
+from vitrail.registry import labels_of
 from vitrail.rng import permutation
 from vitrail.threads import in_chunks
 from vitrail.untrusted import read_bytes
@@ -75,9 +76,9 @@ def write_shards(
             raise DataError(f"{folder}: must be empty or not exist, so that old and new shards do not mix.")
         with workshop_in(folder) as workshop:  # inside, since the folder may be a mounted disk
             for split, source in dataset.splits.items():
-                samples = _samples(source, seed, skipped, progress)
+                samples = _samples(dataset, source, seed, skipped, progress)
                 index[split] = list(_write_split(samples, workshop, split, max_bytes))
-            content = {"format": 1, "classes": list(dataset.classes), "splits": index}
+            content = {**_header(dataset), "classes": list(dataset.classes), "splits": index}
             (workshop / INDEX).write_text(json.dumps(content), encoding="utf-8")
             entries = [entry for some in index.values() for entry in some]
             names = [entry["file"] for entry in entries]
@@ -102,10 +103,37 @@ def _move(names: Sequence[str], workshop: Path, folder: Path) -> None:
         raise
 
 
+class _Sample(NamedTuple):
+    """One picture as it is written."""
+
+    picture: bytes
+    extension: str
+    label: Any  # in shards.json
+    beside: tuple[str, bytes]  # the extension and content of the file that has the label
+
+
+def _header(dataset: Dataset) -> dict[str, Any]:
+    """What shards.json says of its labels: nothing of classes, which older versions read too."""
+    kind = labels_of(dataset.task)
+    return {"format": 1} if kind == "class" else {"format": 2, "labels": kind}
+
+
+def _describe(row: Any, dataset: Dataset) -> tuple[Any, tuple[str, bytes]]:
+    """A label in shards.json, and in the file beside its picture."""
+    kind, names = labels_of(dataset.task), dataset.classes
+    if kind == "class":
+        return int(row), ("cls", str(int(row)).encode())
+    if kind == "set":
+        places: list[int] = np.flatnonzero(row).tolist()
+        return places, ("json", json.dumps({"label": [names[place] for place in places]}).encode())
+    values: list[float] = np.asarray(row).tolist()
+    return values, ("json", json.dumps({"label": dict(zip(names, values, strict=True))}).encode())
+
+
 def _samples(
-    source: Source, seed: int, skipped: dict[str, str], progress: Callable[[int], None]
-) -> Iterator[tuple[bytes, str, int]]:
-    """(encoded picture, extension, label) in a shuffled order."""
+    dataset: Dataset, source: Source, seed: int, skipped: dict[str, str], progress: Callable[[int], None]
+) -> Iterator[_Sample]:
+    """The pictures in a shuffled order."""
     for some in in_chunks(permutation(seed, 0, len(source), "shards").tolist(), TOGETHER):
         source.prefetch(some)
         for index in some:
@@ -115,7 +143,7 @@ def _samples(
             except (InputError, OSError) as error:
                 skipped[source.key(index)] = reason(error)
                 continue
-            yield data, extension, int(source.labels[index])
+            yield _Sample(data, extension, *_describe(source.labels[index], dataset))
 
 
 def encode(picture: Picture) -> tuple[bytes, str]:
@@ -131,21 +159,18 @@ def encode(picture: Picture) -> tuple[bytes, str]:
         return data, FORMATS["JPEG" if image.format == "MPO" else str(image.format)][0].lstrip(".")
 
 
-def _write_split(
-    samples: Iterator[tuple[bytes, str, int]], folder: Path, split: str, max_bytes: int
-) -> Iterator[dict[str, Any]]:
+def _write_split(samples: Iterator[_Sample], folder: Path, split: str, max_bytes: int) -> Iterator[dict[str, Any]]:
     """Fill one shard after another and list the contents of each."""
     number, waiting = 0, next(samples, None)
     while waiting is not None:
         path = folder / f"{split}-{number:06d}.tar"
-        labels: list[int] = []
+        labels: list[Any] = []
         with tarfile.open(path, "w", format=tarfile.USTAR_FORMAT) as archive:
-            while waiting is not None and (not labels or archive.offset + len(waiting[0]) <= max_bytes):
-                data, extension, label = waiting
+            while waiting is not None and (not labels or archive.offset + len(waiting.picture) <= max_bytes):
                 name = f"{number:06d}{len(labels):06d}"
-                _add(archive, f"{name}.{extension}", data)
-                _add(archive, f"{name}.cls", str(label).encode())
-                labels.append(label)
+                _add(archive, f"{name}.{waiting.extension}", waiting.picture)
+                _add(archive, f"{name}.{waiting.beside[0]}", waiting.beside[1])
+                labels.append(waiting.label)
                 waiting = next(samples, None)
         yield {"file": path.name, "bytes": path.stat().st_size, "labels": labels}
         number += 1

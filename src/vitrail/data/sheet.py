@@ -1,6 +1,6 @@
 """Sheets of pictures for people: the data set class by class, and what the model really sees of it, as one PNG."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -18,6 +18,7 @@ from vitrail.data.preprocess import Preprocess
 from vitrail.data.source import Dataset, Source
 from vitrail.data.transform import denormalize, pixels, to_pil
 from vitrail.errors import InputError
+from vitrail.registry import LabelKind, labels_of
 from vitrail.rng import Draws, permutation
 from vitrail.wording import counted
 
@@ -149,9 +150,9 @@ def contact_sheet(report: Report) -> Image.Image:
     rows: list[SheetRow] = []
     for label, name in enumerate(dataset.classes[:MAX_CLASSES]):
         note = "  ".join(f"{split} {count:,}" for split, count in counts[name].items())
-        rows.append(SheetRow(name, list(_class_tiles(dataset, label)), note))
+        rows.append(SheetRow(name, list(TILES[labels_of(dataset.task)](dataset, label)), note))
     shown = "" if len(dataset.classes) <= MAX_CLASSES else f", the first {MAX_CLASSES} shown"
-    size = f"{counted(dataset.num_pictures, 'picture')}, {counted(len(dataset.classes), 'class')}"
+    size = f"{counted(dataset.num_pictures, 'picture')}, {dataset.described_outputs}"
     return draw_sheet(f"{dataset.name}: {size}{shown}", rows + _duplicate_rows(report), smooth=False)
 
 
@@ -160,11 +161,29 @@ def _class_tiles(dataset: Dataset, label: int) -> Iterator[Tile]:
     others = [name for name in dataset.splits if name != "train"]
     for split, share in (("train", COLUMNS - len(others)), *((name, 1) for name in others)):
         source = dataset.splits[split]
-        members = np.flatnonzero(source.labels == label)
+        members = np.flatnonzero(source.labels == label if source.labels.ndim == 1 else source.labels[:, label])
         chosen = members[permutation(0, 0, len(members))[:share]]
         source.prefetch(chosen)
         for index in chosen.tolist():
-            yield Tile(load_picture(source, index), split)
+            also = "" if source.labels.ndim == 1 else f"\n{dataset.caption(split, index)}"
+            yield Tile(load_picture(source, index), f"{split}{also}")
+
+
+def _value_tiles(dataset: Dataset, place: int) -> Iterator[Tile]:
+    """Training pictures from the smallest value to the largest, in even steps of their ranks."""
+    source = dataset.splits["train"]
+    order = np.argsort(source.labels[:, place], kind="stable")
+    chosen = order[np.unique(np.linspace(0, len(order) - 1, COLUMNS).round().astype(np.int64))]
+    source.prefetch(chosen)
+    for index in chosen.tolist():
+        yield Tile(load_picture(source, index), f"{dataset.classes[place]} {source.labels[index, place]:.4g}")
+
+
+TILES: dict[LabelKind, Callable[[Dataset, int], Iterator[Tile]]] = {
+    "class": _class_tiles,
+    "set": _class_tiles,
+    "values": _value_tiles,
+}
 
 
 def _duplicate_rows(report: Report) -> list[SheetRow]:
@@ -173,7 +192,7 @@ def _duplicate_rows(report: Report) -> list[SheetRow]:
     pairs: list[Tile] = []
     for fact in (fact for pair in serious for fact in pair):
         image = load_picture(report.dataset.splits[fact.split], fact.index)
-        pairs.append(Tile(image, f"{fact.split} {report.dataset.classes[fact.label]}"))
+        pairs.append(Tile(image, f"{fact.split} {report.dataset.caption(fact.split, fact.index)}"))
     return wrap_tiles("the same picture, or nearly, in two splits or classes", pairs)
 
 
@@ -218,7 +237,7 @@ def augmentation_sheet(
         when = epoch if column else None
         columns.append(
             [
-                Tile(to_pil(image if len(image) in (1, 3) else image[:1]), _caption(target, dataset.classes, when))
+                Tile(to_pil(image if len(image) in (1, 3) else image[:1]), _caption(target, dataset, when))
                 for image, target in zip(shown, chunk.targets, strict=True)
             ]
         )
@@ -228,10 +247,13 @@ def augmentation_sheet(
     return draw_sheet(heading, rows, smooth=False)
 
 
-def _caption(target: Tensor, classes: Sequence[str], epoch: int | None) -> str:
+def _caption(target: Tensor, dataset: Dataset, epoch: int | None) -> str:
+    """What a picture is labelled as in evaluation; of mixed ones, the shares of its labels, or its values."""
     if epoch is None:
-        return classes[int(target if target.ndim == 0 else target.argmax())]
-    if target.ndim == 0:
+        return dataset.labelling.caption(target.numpy(), dataset.classes)
+    if not target.is_floating_point():
         return f"epoch {epoch}"
-    shares = [(float(target[label]), name) for label, name in enumerate(classes) if target[label] >= 0.005]
+    if labels_of(dataset.task) == "values":
+        return f"epoch {epoch}\n{dataset.labelling.caption(target.numpy(), dataset.classes)}"
+    shares = [(float(target[label]), name) for label, name in enumerate(dataset.classes) if target[label] >= 0.005]
     return "\n".join(f"{share:.0%} {name}" for share, name in sorted(shares, reverse=True))

@@ -1,4 +1,4 @@
-"""What every picture source provides: pictures by index, integer labels, class names, and a name for each sample."""
+"""What every picture source provides: pictures by index, their labels, and a name for each sample."""
 
 import math
 from abc import ABC, abstractmethod
@@ -11,11 +11,13 @@ from typing import TYPE_CHECKING, Self
 import numpy as np
 
 from vitrail.data.config import MAX_BROKEN_RATE, DataConfig
+from vitrail.data.label_kinds import LABELLINGS, Labelling, Labels, as_labels
 from vitrail.data.labels import Doubt, doubt_labels
 from vitrail.data.pixels import Picture
 from vitrail.data.preprocess import Preprocess, preset
 from vitrail.data.split import UNUSED, split_samples, stratify
 from vitrail.errors import DataError, list_names, shorten
+from vitrail.registry import labels_of
 from vitrail.rng import Integers
 from vitrail.storage import FileState, is_address
 from vitrail.threads import in_chunks
@@ -39,8 +41,8 @@ SMALL_SIDE = 64  # pictures up to this side are not cropped, since every pixel c
 class Source(ABC):
     """The pictures and labels of one split."""
 
-    def __init__(self, labels: Sequence[int] | Integers) -> None:
-        self.labels: Integers = np.asarray(labels, dtype=np.int64)
+    def __init__(self, labels: Sequence[int] | Labels) -> None:
+        self.labels = as_labels(labels)  # a row for each picture
 
     def __len__(self) -> int:
         return len(self.labels)
@@ -87,7 +89,7 @@ class Source(ABC):
 class ArraySource(Source):
     """Pictures that live in memory: bytes (N, C, H, W)."""
 
-    def __init__(self, images: "Tensor", labels: Sequence[int] | Integers, keys: Sequence[str] | str) -> None:
+    def __init__(self, images: "Tensor", labels: Sequence[int] | Labels, keys: Sequence[str] | str) -> None:
         super().__init__(labels)
         assert images.ndim == 4
         assert len(images) == len(self.labels)
@@ -108,7 +110,7 @@ class ArraySource(Source):
 class FileSource(Source):
     """Pictures that are files, by their names below `root`: texts, since a `Path` for each of millions takes long."""
 
-    def __init__(self, names: Sequence[str], labels: Sequence[int] | Integers, root: Path) -> None:
+    def __init__(self, names: Sequence[str], labels: Sequence[int] | Labels, root: Path) -> None:
         super().__init__(labels)
         self.names = names  # with "/" between folders on every system; absolute for a file elsewhere
         self.root = root
@@ -133,7 +135,7 @@ class FileSource(Source):
         except OSError:
             return -1
 
-    def renamed(self, names: Sequence[str], labels: Sequence[int] | Integers) -> "FileSource":
+    def renamed(self, names: Sequence[str], labels: Sequence[int] | Labels) -> "FileSource":
         """Other files of the same place."""
         return FileSource(names, labels, self.root)
 
@@ -145,7 +147,7 @@ class FileSource(Source):
 class RowSource(Source):
     """Pictures that are rows of something, which samples are named after; a part of it keeps the rows' numbers."""
 
-    def __init__(self, name: str, labels: Sequence[int] | Integers, rows: Integers | None = None) -> None:
+    def __init__(self, name: str, labels: Sequence[int] | Labels, rows: Integers | None = None) -> None:
         super().__init__(labels)
         self.name = name
         self.rows = np.arange(len(self.labels)) if rows is None else rows  # of each sample, (N,) or (N, …)
@@ -161,10 +163,10 @@ class RowSource(Source):
 
 @dataclass(frozen=True, kw_only=True)
 class Dataset:
-    """A data set: its class names, in the order of the labels, and its splits."""
+    """A data set: what its labels mean, the names of the model's outputs, and its splits."""
 
     name: str
-    classes: tuple[str, ...]
+    classes: tuple[str, ...]  # or the labels, or the names of the values
     splits: Mapping[str, Source]
     task: str = "one"  # what a label is: `registry.TASKS`
     made_split: bool = False  # vitrail made the splits, so a run should record them
@@ -174,19 +176,53 @@ class Dataset:
         default_factory=dict[str, Source], repr=False
     )  # split → left out by the user
     max_broken_rate: float = MAX_BROKEN_RATE  # of a split's pictures; they are left out
+    named_task: bool = False  # by the user, who need not be asked whether another one is meant
+    assumed: tuple[str, ...] = ()  # what was chosen from the data, a sentence each
 
     def __post_init__(self) -> None:
-        if len(self.classes) < 2:
-            raise DataError(f"{self.name}: needs at least two classes; got {list_names(self.classes) or 'none'}.")
+        labelling = self.labelling
+        if len(self.classes) < labelling.fewest:
+            needs = "two classes" if labelling.fewest > 1 else f"one {labelling.noun}"
+            raise DataError(f"{self.name}: needs at least {needs}; got {list_names(self.classes) or 'none'}.")
         if "train" not in self.splits or not len(self.splits["train"]):
             raise DataError(f"{self.name}: has no training pictures; got {_sizes(self.splits)}.")
-        counts = np.bincount(self.splits["train"].labels, minlength=len(self.classes))
-        empty = [name for name, count in zip(self.classes, counts, strict=True) if not count]
-        if empty:
-            raise DataError(f"{self.name}: no training pictures of {list_names(empty)}; add some or remove the class.")
+        for name, source in self.splits.items():
+            if not labelling.fits(source.labels, len(self.classes)):
+                form = f"{source.labels.dtype} {source.labels.shape}"
+                raise DataError(f"{self.name}: the labels of {name} must be those of `task={self.task}`; got {form}.")
+        if empty := labelling.missing(self.splits["train"].labels, self.classes):
+            noun = labelling.noun
+            raise DataError(f"{self.name}: no training pictures of {list_names(empty)}; add some or remove the {noun}.")
 
     def __repr__(self) -> str:
-        return f"<Dataset {self.name}: {counted(len(self.classes), 'class')}; {_sizes(self.splits)}>"
+        return f"<Dataset {self.name}: {self.described_outputs}; {_sizes(self.splits)}>"
+
+    @property
+    def labelling(self) -> Labelling:
+        """What depends on the kind of the labels."""
+        return LABELLINGS[labels_of(self.task)]
+
+    @property
+    def described_outputs(self) -> str:
+        """How many classes, labels or values there are, in words."""
+        return counted(len(self.classes), self.labelling.noun)
+
+    def require_classes(self, what: str) -> None:
+        """Raise unless each picture has one class, which `what` needs."""
+        if labels_of(self.task) != "class":
+            raise DataError(
+                f"{self.name}: {what} needs one class per picture; these data have {self.labelling.what} "
+                f"(`task={self.task}`)."
+            )
+
+    def caption(self, split: str, index: int) -> str:
+        """The label of one picture, for people."""
+        return self.labelling.caption(self.splits[split].labels[index], self.classes)
+
+    def cells(self, source: Source, indices: Iterable[int]) -> list[tuple[str, str]]:
+        """Samples by their names, each with its label as split.csv has it."""
+        cell = self.labelling.cell
+        return [(source.key(index), cell(source.labels[index], self.classes)) for index in indices]
 
     @property
     def num_pictures(self) -> int:
@@ -195,7 +231,10 @@ class Dataset:
 
     def doubt_labels(self) -> Doubt | None:
         """Why the labels are probably not the ones to learn, if they look wrong."""
-        return doubt_labels(self.classes, self.num_pictures)
+        if labels_of(self.task) != "class":
+            return None
+        doubt = doubt_labels(self.classes, self.num_pictures)
+        return None if doubt is not None and doubt.kind is not None and self.named_task else doubt
 
     def refuse_labels(self) -> None:
         """Raise for labels that are almost certainly a mistake."""
@@ -231,21 +270,33 @@ class Dataset:
             keys = source.keys()
             parts = stratify(keys, source.labels, {"unused": 1 - share}, seed)
             splits[name] = source.select(parts["train"])
-            unused += [(keys[index], self.classes[source.labels[index]]) for index in parts["unused"]]
+            unused += self.cells(source, parts["unused"].tolist())
         return replace(self, splits=splits, unused=(*self.unused, *unused), made_split=True)
 
 
 def split_dataset(
-    name: str, classes: Sequence[str], source: Source, config: DataConfig, ignored: Sequence[str] = ()
+    name: str,
+    classes: Sequence[str],
+    source: Source,
+    config: DataConfig,
+    ignored: Sequence[str] = (),
+    *,
+    task: str = "one",
+    assumed: tuple[str, ...] = (),
 ) -> Dataset:
     """A data set of pictures that come without splits, split as configured."""
     parts = split_samples(config, source.keys(), source.labels)
-    unused = tuple((source.key(index), classes[int(source.labels[index])]) for index in parts.pop(UNUSED, ()))
-    splits = {split: source.select(indices) for split, indices in parts.items()}
-    made = config.split_file is None
-    return Dataset(
-        name=name, classes=tuple(classes), splits=splits, made_split=made, ignored=tuple(ignored), unused=unused
+    unused = parts.pop(UNUSED, np.zeros(0, dtype=np.int64)).tolist()
+    dataset = Dataset(
+        name=name,
+        classes=tuple(classes),
+        splits={split: source.select(indices) for split, indices in parts.items()},
+        made_split=config.split_file is None,
+        ignored=tuple(ignored),
+        task=task,
+        assumed=assumed,
     )
+    return replace(dataset, unused=tuple(dataset.cells(source, unused))) if unused else dataset
 
 
 def list_broken(broken: Mapping[str, str], most: int = 5) -> str:

@@ -73,9 +73,9 @@ def is_unlabelled(path: Path) -> bool:
 
 
 def open_unlabelled(folder: Path) -> FileSource:
-    """The pictures of a folder without classes, by name; their labels mean nothing."""
+    """The pictures of a folder without classes, by name; they have no labels."""
     names = _picture_names(folder)
-    return FileSource(names, np.zeros(len(names), dtype=np.int64), folder)
+    return FileSource(names, np.zeros((len(names), 0)), folder)
 
 
 def _picture_names(folder: Path) -> list[str]:

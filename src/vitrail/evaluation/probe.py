@@ -82,6 +82,7 @@ def plan_probes(dataset: Dataset, split: str, kinds: Sequence[ProbeName], shots:
         raise ConfigError(f"has no {unknown[0]!r}; {suggest(str(unknown[0]), get_args(ProbeName))}", field="probe")
     if not kinds:
         return None
+    dataset.require_classes("a probe")
     parts = choose_parts(dataset, split, selects="linear" in kinds or "shots" in kinds)
     if "shots" in kinds:
         check_shots(parts.train.labels, shots)

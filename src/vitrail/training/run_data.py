@@ -22,6 +22,7 @@ from vitrail.data.sources.shards import ShardSource
 from vitrail.data.split import SPLIT_NAMES, SPLITS, UNUSED
 from vitrail.errors import DataError
 from vitrail.files import atomic_path
+from vitrail.registry import labels_of, task_of
 from vitrail.storage import FileState
 from vitrail.training.config import TrainConfig
 from vitrail.training.setup import open_training_data
@@ -189,7 +190,7 @@ class SplitRow(NamedTuple):
 
     key: str
     split: str
-    name: str  # of the class
+    name: str  # of the class, or the labels or values in one cell
 
 
 def reopen_data(config: TrainConfig, split_file: Path, say: Say) -> Dataset:
@@ -198,7 +199,19 @@ def reopen_data(config: TrainConfig, split_file: Path, say: Say) -> Dataset:
         return open_training_data(config)
     rows = read_split_rows(split_file)
     everything = replace(config.source, val_rate=0.0, test_rate=0.0, split_file=None, exclude=())
-    return keep_own(open_data(config.data, everything), rows, say)
+    dataset = open_data(config.data, everything)
+    if not everything.label_kind and not _are_written_by_us([row.name for row in rows], dataset):
+        # Earlier versions learned each combination of labels as a class.
+        dataset = open_data(config.data, replace(everything, task=task_of("class")))
+    return keep_own(dataset, rows, say)
+
+
+def _are_written_by_us(cells: Sequence[str], dataset: Dataset) -> bool:
+    """Whether several labels in a cell are as `write_split_file` writes them; other kinds are only texts or numbers."""
+    if labels_of(dataset.task) != "set":
+        return True
+    names = sorted(dataset.labelling.used(cells, dataset.classes))
+    return [dataset.labelling.cell(row, names) for row in dataset.labelling.parse(cells, names)] == list(cells)
 
 
 def read_split_rows(path: Path) -> list[SplitRow]:
@@ -212,8 +225,8 @@ def read_split_rows(path: Path) -> list[SplitRow]:
             for number, line in enumerate(reader, start=2):
                 key, name = line["key"], line["class"]
                 split = UNUSED if line["split"] == UNUSED else SPLIT_NAMES.get(str(line["split"]))
-                if not key or not name or split is None or "\0" in key:
-                    hint = "it must name a picture, its split and its class"
+                if not key or name is None or split is None or "\0" in key:
+                    hint = "it must name a picture, its split and its label"
                     raise DataError(f"{path} is damaged at line {number}: {hint}.")
                 rows.append(SplitRow(key, split, name))
     except OSError as error:
@@ -225,11 +238,11 @@ def read_split_rows(path: Path) -> list[SplitRow]:
 
 def keep_own(dataset: Dataset, rows: Sequence[SplitRow], say: Say) -> Dataset:
     """The part of some data with which a run began, split and labelled as it was."""
-    used = {row.name for row in rows}
+    used, noun = dataset.labelling.used((row.name for row in rows), dataset.classes), dataset.labelling.noun
     lost = sorted(used - set(dataset.classes))
     if lost:
         raise DataError(
-            f"{dataset.name}: the run's class {lost[0][:100]} is no longer in the data; put it back to resume."
+            f"{dataset.name}: the run's {noun} {lost[0][:100]} is no longer in the data; put it back to resume."
         )
     classes = tuple(name for name in dataset.classes if name in used)
     known = {row.key for row in rows}
@@ -267,15 +280,19 @@ def _select(
         say(f"{text}; the run continues without them")
         if not training:
             own = [row for row in own if row.key in places]
-    changed = [
-        row.key for row in own if row.key in places and dataset.classes[source.labels[places[row.key]]] != row.name
-    ]
+    now = dict(dataset.cells(source, [places[row.key] for row in own if row.key in places]))
+    changed = [row.key for row in own if now.get(row.key, row.name) != row.name]
     if changed:
-        say(f"{_pictures(changed)} now of another class; the run keeps the class that it began with: {_some(changed)}")
+        what = "now of another class; the run keeps the class that it began with"
+        if labels_of(dataset.task) != "class":
+            what = "now labelled otherwise; the run keeps the labels that it began with"
+        say(f"{_pictures(changed)} {what}: {_some(changed)}")
     if not own:
         return None
-    numbers = {name: number for number, name in enumerate(classes)}
-    labels = np.array([numbers[row.name] for row in own], dtype=np.int64)
+    try:
+        labels = dataset.labelling.parse([row.name for row in own], classes)
+    except ValueError as error:
+        raise DataError(f"{dataset.name}: the run's split.csv has labels of another task ({error}).") from None
     if isinstance(source, FileSource):  # a missing file keeps its index, or the order of all others would change
         return source.renamed([row.key for row in own], labels)
     part = source.select([places[row.key] for row in own])

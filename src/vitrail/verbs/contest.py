@@ -76,6 +76,7 @@ def read_sample(
     if data is None:
         return Sample(images=photographs(predictor.preprocess), has_head=predictor.num_classes > 0)
     dataset = data.open()
+    dataset.require_classes("a benchmark of labelled pictures")
     name = split or default_split(dataset)
     order = align_classes(predictor, dataset.classes, by_position=by_position)
     source = pick_split(dataset, name)

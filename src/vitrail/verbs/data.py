@@ -11,7 +11,7 @@ from vitrail.data.source import Dataset
 from vitrail.errors import ConfigError
 from vitrail.progress import Progress, pick_progress
 from vitrail.verbs.call import DataArgument, Out, check_out, make_out, refuse_settings, resolve_dataset
-from vitrail.verbs.keywords import DataSettings, ShowSettings, build, check_settings
+from vitrail.verbs.keywords import DataSettings, ShowSettings, build, changed_settings, check_settings
 
 if TYPE_CHECKING:
     from PIL import Image
@@ -60,7 +60,7 @@ def check_data(
 
     with pick_progress(progress)("checking pictures", dataset.num_pictures) as advance:
         report = check_dataset(dataset, workers or os.cpu_count() or 1, advance)
-    checked = DataCheck(dataset=report.dataset, facts=report.facts, findings=report.findings, where=argument.name)
+    checked = DataCheck(dataset=report.dataset, facts=report.facts, findings=report.findings, where=_words(argument))
     folder = make_out(out, "data-check")
     return checked if folder is None else replace(checked, written=checked.write(folder, raw=raw))
 
@@ -103,7 +103,7 @@ def show_data(
     spec = default_preprocess(dataset, size, preset)
     sheet = augmentation_sheet(dataset, spec, augment, seed=seed, num_pictures=pictures)
     folder = make_out(out, "data-show")
-    return sheet if folder is None else write_sheet(sheet, folder, argument.name)
+    return sheet if folder is None else write_sheet(sheet, folder, _words(argument))
 
 
 def shard_data(
@@ -133,6 +133,13 @@ def shard_data(
 
     with pick_progress(progress)("writing shards", dataset.num_pictures) as advance:
         return write_shards(dataset, Path(out), max_bytes=max_megabytes * 1_000_000, seed=seed, progress=advance)
+
+
+def _words(data: DataArgument) -> tuple[str, ...]:
+    """The data set and its settings, as arguments of a command."""
+    from vitrail.report.command_lines import flags
+
+    return data.name, *flags(changed_settings(data.config))
 
 
 def _resolve(data: str | Path | Dataset, settings: Mapping[str, Any]) -> DataArgument:

@@ -214,6 +214,7 @@ def audit_data(
     model, argument = resolve_model(weights, device=device, request=request), resolve_dataset(data, config)
     show, shows = pick_progress(progress), progress is not False
     dataset = argument.open(speaks=shows)
+    dataset.require_classes("an audit")
     from vitrail.evaluation.audit import audit
     from vitrail.report.command_lines import flags
 

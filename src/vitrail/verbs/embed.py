@@ -233,7 +233,7 @@ def embed(
         count = sum(len(each) for _, each in sources)
         some = (picture for _, each in sources for _, picture in each.stream(range(len(each))))
         predictor = source.put(predictor, count, some, speaks=shows)
-        rows = _Rows(TEXTS, _data_of(predictor, sources, dataset.classes, batch_size), count)
+        rows = _Rows(TEXTS, _data_of(predictor, sources, dataset, batch_size), count)
     where = "DATA" if argument is None else argument.name
     following = f"vitrail eval {shlex.join([source.source, where])} --probe knn,linear"
     with _new_folder(out) as folder:
@@ -296,12 +296,12 @@ def _pictures_of(predictor: Predictor, stream: Iterable[Named], batch_size: int 
 
 
 def _data_of(
-    predictor: Predictor, sources: Iterable[tuple[str, Source]], classes: tuple[str, ...], batch_size: int | None
+    predictor: Predictor, sources: Iterable[tuple[str, Source]], dataset: Dataset, batch_size: int | None
 ) -> Iterator[Computed]:
     for split, source in sources:
-        named = source.stream(range(len(source)))
+        named, cell = source.stream(range(len(source))), dataset.labelling.cell
         for index, (key, value) in enumerate(predictor.features(named, batch_size)):
-            yield (key, classes[source.labels[index]], split), value
+            yield (key, cell(source.labels[index], dataset.classes), split), value
 
 
 class _Rows:

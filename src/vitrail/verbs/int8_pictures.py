@@ -39,6 +39,7 @@ def read_calibration(
     else:
         dataset, _ = open_with_splits(resolve_dataset(calibrate), run_of(source))
         parts = _parts_of(dataset)
+        dataset.require_classes("calibrating int8 with labels")
         if checkpoint.classes is not None and set(dataset.classes) <= set(checkpoint.classes):
             classes = dataset.classes
     if classes is None and goal.max_loss is not None:

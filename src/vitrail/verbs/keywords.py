@@ -37,6 +37,8 @@ class DataSettings(TypedDict, total=False):
     max_broken_rate: float
     exclude: str | Path | Sequence[str | Path]
     columns: Columns | dict[str, str]
+    task: str
+    separator: str | None
 
 
 class AugmentSettings(TypedDict, total=False):

@@ -10,7 +10,7 @@ from PIL import Image
 from tests.data.conftest import picture
 
 from vitrail.data.augment.crops import crop_picture, resized_crop_box, resized_crop_numbers, shift_batch, shrink_jpeg
-from vitrail.data.augment.pipeline import augment_batch, erase, erased_box, mix, neighbours, one_hot
+from vitrail.data.augment.pipeline import augment_batch, erase, erased_box, mix, neighbours, soft_targets
 from vitrail.data.augment.policies import AUTO_CIFAR, AUTO_SPACE, RAND_OPS, WIDE_SPACE, steps
 from vitrail.data.config import Augment
 from vitrail.data.preprocess import Preprocess
@@ -187,7 +187,7 @@ def test_erasing(fill: str) -> None:
 
 
 def test_mixup_is_a_weighted_mean_of_neighbours() -> None:
-    images, targets = torch.rand(6, 3, 8, 8), one_hot(torch.arange(6), 6)
+    images, targets = torch.rand(6, 3, 8, 8), soft_targets(torch.arange(6), 6)
     mixed, shares = mix(images, targets, Augment(mixup=0.8), draws(6))
     partner = [1, 0, 3, 2, 5, 4]
     for row in range(6):
@@ -200,7 +200,7 @@ def test_mixup_is_a_weighted_mean_of_neighbours() -> None:
 
 def test_cutmix_shares_are_the_areas() -> None:
     images = torch.arange(MANY, dtype=torch.float32).view(-1, 1, 1, 1).expand(-1, 3, 16, 16)
-    mixed, shares = mix(images, one_hot(torch.arange(MANY) % 2, 2), Augment(cutmix=1.0), draws())
+    mixed, shares = mix(images, soft_targets(torch.arange(MANY) % 2, 2), Augment(cutmix=1.0), draws())
     own = (mixed == images).all(1).flatten(1).float().mean(1)
     kept = shares[torch.arange(MANY), torch.arange(MANY) % 2]
     assert torch.allclose(own, kept, atol=1e-6)
@@ -212,14 +212,16 @@ def test_shares_follow_the_beta_distribution() -> None:
     from scipy import stats
 
     for alpha in (0.2, 0.8, 1.0, 4.0):
-        _, shares = mix(torch.zeros(MANY, 1, 1, 1), one_hot(torch.arange(MANY) % 2, 2), Augment(mixup=alpha), draws())
+        _, shares = mix(
+            torch.zeros(MANY, 1, 1, 1), soft_targets(torch.arange(MANY) % 2, 2), Augment(mixup=alpha), draws()
+        )
         own = shares[torch.arange(MANY), torch.arange(MANY) % 2].numpy()
         assert stats.kstest(own, stats.beta(alpha, alpha).cdf).pvalue > 1e-3
 
 
 def test_mix_and_switch_rates() -> None:
     images = torch.rand(MANY, 1, 8, 8)
-    targets = one_hot(torch.arange(MANY) % 2, 2)
+    targets = soft_targets(torch.arange(MANY) % 2, 2)
     mixed, _ = mix(images, targets, Augment(mixup=1.0, cutmix=1.0, mix_rate=0.5, switch_rate=0.25), draws())
     partner = images[torch.as_tensor(neighbours(MANY))]
     untouched = (mixed == images).flatten(1).all(1)
@@ -231,7 +233,7 @@ def test_mix_and_switch_rates() -> None:
 def test_an_odd_one_out_is_its_own_partner() -> None:
     assert neighbours(5).tolist() == [1, 0, 3, 2, 4]
     images = torch.rand(1, 3, 4, 4)
-    mixed, shares = mix(images, one_hot(torch.tensor([1]), 2), Augment(mixup=1.0), draws(1))
+    mixed, shares = mix(images, soft_targets(torch.tensor([1]), 2), Augment(mixup=1.0), draws(1))
     assert torch.allclose(mixed, images)
     assert torch.allclose(shares, torch.tensor([[0.0, 1.0]]))
 

@@ -59,9 +59,11 @@ def erased_box(height: int, width: int, numbers: Floats) -> tuple[int, int, int,
     return int(numbers[3] * (height - down + 1)), int(numbers[4] * (width - across + 1)), down, across
 
 
-def one_hot(labels: Tensor, num_classes: int) -> Tensor:
-    """Targets (B, classes) as floats."""
-    return torch.nn.functional.one_hot(labels, num_classes).to(torch.float32)
+def soft_targets(targets: Tensor, num_classes: int) -> Tensor:
+    """Targets that can be mixed: the shares of classes (B, classes), of labels or the values themselves, as floats."""
+    if targets.ndim == 1:
+        targets = torch.nn.functional.one_hot(targets, num_classes)
+    return targets.to(torch.float32)
 
 
 def mix(images: Tensor, targets: Tensor, augment: Augment, draws: Draws) -> tuple[Tensor, Tensor]:

@@ -14,9 +14,11 @@ from vitrail.data.check.scan import PictureFacts, scan
 from vitrail.data.source import Dataset, refuse_broken
 from vitrail.errors import DataError, VitrailError
 from vitrail.files import atomic_path, open_csv
+from vitrail.registry import LabelKind, labels_of
+from vitrail.rng import Integers
 from vitrail.schema import from_dict, to_dict
 from vitrail.untrusted import parse_json, read_bytes
-from vitrail.wording import counted, cut
+from vitrail.wording import agree, counted, cut
 
 Severity = Literal["error", "warning", "note"]
 SEVERITIES: tuple[Severity, ...] = ("error", "warning", "note")
@@ -25,6 +27,7 @@ TINY_SIDE = 32
 HUGE_PIXELS = 25_000_000
 FEW_PICTURES = 10  # per class, in training
 IMBALANCE = 10.0  # largest class over smallest
+OUTLYING = 10.0  # median absolute deviations from the median
 IGNORED = "file ignored (not a known picture format, or no class)"
 
 RECORD = "data_check.json"
@@ -85,11 +88,12 @@ class Report:
         return ""
 
     def counts(self) -> dict[str, dict[str, int]]:
-        """Class → split → number of pictures."""
-        table = {name: dict.fromkeys(self.dataset.splits, 0) for name in self.dataset.classes}
-        for fact in self.facts:
-            table[self.dataset.classes[fact.label]][fact.split] += 1
-        return table
+        """Class, label or value → split → number of pictures."""
+        counts = count_labels(self.dataset)
+        return {
+            name: {split: int(numbers[place]) for split, numbers in counts.items()}
+            for place, name in enumerate(self.dataset.classes)
+        }
 
     def summary(self) -> list[tuple[DataFinding, int]]:
         """(an example, how many there are) of each kind of finding, the worst first."""
@@ -109,11 +113,11 @@ class Report:
 def check_data(dataset: Dataset, workers: int, progress: Callable[[int], None] = lambda _: None) -> Report:
     """Examine every picture of a data set and report problems."""
     facts = list(scan(dataset, workers, progress))
-    classes = dataset.classes
     findings = [
-        *(finding for fact in facts for finding in _judge_picture(fact, classes)),
-        *_judge_duplicates(facts, classes),
-        *_judge_classes(dataset),
+        *(finding for fact in facts for finding in _judge_picture(fact, dataset)),
+        *_judge_duplicates(facts, dataset),
+        *judge_labels(dataset),
+        *JUDGES[labels_of(dataset.task)](dataset),
         *(DataFinding("note", IGNORED, name) for name in dataset.ignored),
     ]
     findings.sort(key=lambda finding: (SEVERITIES.index(finding.severity), finding.what, finding.split, finding.key))
@@ -127,8 +131,8 @@ def judge_labels(dataset: Dataset) -> Iterator[DataFinding]:
         yield DataFinding(severity, doubt.what, doubt.example, label=doubt.example, detail=doubt.detail)
 
 
-def _judge_picture(fact: PictureFacts, classes: Sequence[str]) -> Iterator[DataFinding]:
-    where = fact.key, fact.split, classes[fact.label]
+def _judge_picture(fact: PictureFacts, dataset: Dataset) -> Iterator[DataFinding]:
+    where = fact.key, fact.split, dataset.caption(fact.split, fact.index)
     if fact.trouble:
         yield DataFinding("error", "cannot be read", *where, fact.trouble)
         return
@@ -144,15 +148,17 @@ def _judge_picture(fact: PictureFacts, classes: Sequence[str]) -> Iterator[DataF
         yield DataFinding("note", trait, *where)
 
 
-def _judge_duplicates(facts: Sequence[PictureFacts], classes: Sequence[str]) -> Iterator[DataFinding]:
+def _judge_duplicates(facts: Sequence[PictureFacts], dataset: Dataset) -> Iterator[DataFinding]:
+    in_two = TWO_LABELS[labels_of(dataset.task)]
+
     def find(severity: Severity, what: str, how: str, first: PictureFacts, other: PictureFacts) -> DataFinding:
-        label, detail = classes[other.label], f"{how} {first.key}"
+        label, detail = dataset.caption(other.split, other.index), f"{how} {first.key}"
         return DataFinding(severity, what, other.key, other.split, label, detail, pair=(first, other))
 
     for group in exact_groups(facts):
         for first, other in partners(facts, group):
             if first.label != other.label:
-                yield find("error", "the same picture in two classes", "same as", first, other)
+                yield find("error", in_two, "same as", first, other)
             elif first.split != other.split:
                 yield find("error", "the same picture in two splits", "same as", first, other)
             else:
@@ -164,11 +170,15 @@ def _judge_duplicates(facts: Sequence[PictureFacts], classes: Sequence[str]) -> 
             yield find("note", "near duplicate in the same split", "like", first, other)
 
 
-def _judge_classes(dataset: Dataset) -> Iterator[DataFinding]:
-    yield from judge_labels(dataset)
-    counts = {
-        split: np.bincount(source.labels, minlength=len(dataset.classes)) for split, source in dataset.splits.items()
-    }
+def count_labels(dataset: Dataset) -> dict[str, Integers]:
+    """Split → the pictures that have each class, label or value."""
+    labelling, outputs = dataset.labelling, len(dataset.classes)
+    return {split: labelling.counts(source.labels, outputs) for split, source in dataset.splits.items()}
+
+
+def _judge_counts(dataset: Dataset) -> Iterator[DataFinding]:
+    """Of classes and of labels: those with few pictures, or none in a split, and how even they are."""
+    counts, noun = count_labels(dataset), dataset.labelling.noun
     train = counts["train"]
     for label, name in enumerate(dataset.classes):
         if train[label] < FEW_PICTURES:
@@ -176,13 +186,59 @@ def _judge_classes(dataset: Dataset) -> Iterator[DataFinding]:
             yield DataFinding("warning", what, name, "train", name, f"{train[label]}")
         for split in counts:
             if not counts[split][label]:
-                yield DataFinding("warning", "a class without pictures", name, split, name)
+                yield DataFinding("warning", f"a {noun} without pictures", name, split, name)
     if train.max() > IMBALANCE * train.min():
         largest, smallest = dataset.classes[train.argmax()], dataset.classes[train.argmin()]
         detail = f"{largest} has {train.max()}, {smallest} has {train.min()}"
-        yield DataFinding(
-            "warning", f"unbalanced classes (over {IMBALANCE:.0f}:1)", smallest, "train", smallest, detail
-        )
+        what = f"unbalanced {agree(2, noun)} (over {IMBALANCE:.0f}:1)"
+        yield DataFinding("warning", what, smallest, "train", smallest, detail)
+
+
+def _judge_sets(dataset: Dataset) -> Iterator[DataFinding]:
+    yield from _judge_counts(dataset)
+    for split, counts in count_labels(dataset).items():
+        pictures = len(dataset.splits[split])
+        for place in np.flatnonzero(counts == pictures).tolist() if split == "train" else ():
+            name = dataset.classes[place]
+            yield DataFinding("warning", "a label that every picture has", name, split, name, f"{pictures:,}")
+        empty = int((dataset.splits[split].labels.sum(axis=1) == 0).sum())
+        if empty:
+            yield DataFinding("note", "pictures without a label", split, split, detail=f"{empty:,} of {pictures:,}")
+
+
+def _judge_values(dataset: Dataset) -> Iterator[DataFinding]:
+    """Of each value: whether it varies, and which pictures are far outside the range of the others."""
+    for place, name in enumerate(dataset.classes):
+        train = dataset.splits["train"].labels[:, place].astype(np.float64)
+        if np.ptp(train) == 0:
+            yield DataFinding("error", "a value that never changes", name, "train", name, f"always {train[0]:.4g}")
+            continue
+        median = float(np.median(train))
+        spread = float(np.median(np.abs(train - median)))
+        for split, source in dataset.splits.items():
+            away = np.abs(source.labels[:, place] - median)
+            for index in np.flatnonzero(away > OUTLYING * spread).tolist() if spread else ():
+                value = f"{source.labels[index, place]:.4g}"
+                detail = f"{name} is {value}, {away[index] / spread:.0f} median deviations from the median {median:.4g}"
+                yield DataFinding("warning", "a value far from all others", source.key(index), split, value, detail)
+
+
+def _judge_nothing(_: Dataset) -> Iterator[DataFinding]:
+    yield from ()
+
+
+JUDGES: dict[LabelKind, Callable[[Dataset], Iterator[DataFinding]]] = {
+    "class": _judge_counts,
+    "set": _judge_sets,
+    "values": _judge_values,
+    "none": _judge_nothing,
+}
+TWO_LABELS: dict[LabelKind, str] = {
+    "class": "the same picture in two classes",
+    "set": "the same picture with two sets of labels",
+    "values": "the same picture with two values",
+    "none": "",
+}
 
 
 @dataclass(frozen=True)

@@ -7,12 +7,14 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import chain
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from PIL import Image
 from torch import Tensor
 
 from vitrail.data.config import check_workers
+from vitrail.data.label_kinds import Labelling
 from vitrail.data.pixels import EXTENSIONS, ImageLike, decode, has_alpha, has_sixteen_bits, opened, orientation
 from vitrail.data.preprocess import Preprocess
 from vitrail.data.source import Dataset, FileSource, Source
@@ -32,7 +34,7 @@ class PictureFacts:
     split: str
     index: int
     key: str
-    label: int
+    label: Any  # equal for equal labels: the class, the labels that apply, or the values
     trouble: str = ""  # why it cannot be read; the rest is then empty
     width: int = 0
     height: int = 0
@@ -53,18 +55,19 @@ def scan(dataset: Dataset, workers: int, progress: Callable[[int], None] = lambd
             for start in range(0, len(source), _BATCH):
                 stop = min(start + _BATCH, len(source))
                 parts = [range(first, min(first + _CHUNK, stop)) for first in range(start, stop, _CHUNK)]
-                yield from chain.from_iterable(pool.map(partial(_examine, source, split), parts))
+                yield from chain.from_iterable(pool.map(partial(_examine, source, split, dataset.labelling), parts))
                 progress(stop - start)
 
 
-def _examine(source: Source, split: str, indices: range) -> list[PictureFacts]:
+def _examine(source: Source, split: str, labelling: Labelling, indices: range) -> list[PictureFacts]:
     source.prefetch(indices)
-    return [examine(source, split, index) for index in indices]
+    return [examine(source, split, labelling, index) for index in indices]
 
 
-def examine(source: Source, split: str, index: int) -> PictureFacts:
+def examine(source: Source, split: str, labelling: Labelling, index: int) -> PictureFacts:
     """The facts of one sample; a picture that cannot be read is a fact too."""
-    fact = PictureFacts(split=split, index=index, key=source.key(index), label=int(source.labels[index]))
+    label = labelling.identity(source.labels[index])
+    fact = PictureFacts(split=split, index=index, key=source.key(index), label=label)
     try:
         picture = source.picture(index)
         if isinstance(picture, np.ndarray | Tensor):

@@ -2,6 +2,7 @@
 
 import unicodedata
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from functools import partial
 from itertools import chain
 from pathlib import Path
@@ -11,16 +12,21 @@ import numpy as np
 
 from vitrail.data.config import DataConfig
 from vitrail.data.copies import Copies
+from vitrail.data.label_kinds import Labels, encode_sets
+from vitrail.data.labels import doubt_labels, split_cell
 from vitrail.data.pixels import EXTENSIONS, is_picture_name
 from vitrail.data.source import Dataset, FileSource, align_labels, name_after, split_dataset
+from vitrail.data.sources.links import find_links
 from vitrail.data.sources.store import Listing, StoreSource, by_parts
 from vitrail.data.split import SPLIT_NAMES, refuse_split_file
 from vitrail.errors import DataError
+from vitrail.registry import task_of
 from vitrail.rng import Integers
 from vitrail.storage import Disk, Store, is_address
-from vitrail.wording import counted
+from vitrail.wording import agree, counted
 
-MakeSource: TypeAlias = Callable[[list[str], Integers], FileSource]
+MakeSource: TypeAlias = Callable[[list[str], Labels], FileSource]
+Listed: TypeAlias = tuple[list[str], Integers]  # pictures, and the places of their folders among the classes
 
 
 class Tree(Protocol):
@@ -50,13 +56,13 @@ def open_folder(store: Store, config: DataConfig) -> Dataset:
     # A single folder called "train" among others is a class (trains, buses, …), not a split.
     if "train" in splits and (len(splits) > 1 or len(folders) == 1):
         refuse_split_file(config, tree.root)
-        return _open_splits(tree, splits, make)
+        return _open_splits(tree, splits, config, make)
     _refuse_unknown_splits(tree, folders, splits)
     _suggest_subfolder(tree, folders)
     return _open_flat(tree, folders, config, make)
 
 
-def _make_source(store: Store, tree: Tree, cache: Path, names: list[str], labels: Integers) -> FileSource:
+def _make_source(store: Store, tree: Tree, cache: Path, names: list[str], labels: Labels) -> FileSource:
     if isinstance(store, Disk):
         return FileSource(names, labels, store.folder)
     assert isinstance(tree, Listing)
@@ -105,14 +111,71 @@ def _has_pictures(tree: Tree, folder: str) -> bool:
     return any(map(is_picture_name, tree.entries(folder)))
 
 
-def _open_splits(tree: Tree, splits: Mapping[str, str], make: MakeSource) -> Dataset:
+def _open_splits(tree: Tree, splits: Mapping[str, str], config: DataConfig, make: MakeSource) -> Dataset:
     folders_of = {name: _class_folders(tree, folder) for name, folder in splits.items()}
     names = {name: list(folders) for name, folders in folders_of.items()}
     classes = align_labels(tree.root, names, same_everywhere=True)
     others = _loose_files(tree)
     others += [f"{folder}/{name}" for folder in splits.values() for name in _loose_files(tree, folder)]
-    sources = {name: make(*_pictures(tree, folders, classes, others)) for name, folders in folders_of.items()}
-    return Dataset(name=name_after(tree.root), classes=classes, splits=sources, ignored=tuple(others))
+    listed = {name: _pictures(tree, folders, classes, others) for name, folders in folders_of.items()}
+    labels = _label(tree, listed, classes, config)
+    return Dataset(
+        name=name_after(tree.root),
+        classes=labels.classes,
+        splits={name: make(*each) for name, each in labels.splits.items()},
+        ignored=tuple(others),
+        task=labels.task,
+        assumed=labels.assumed,
+    )
+
+
+@dataclass(frozen=True)
+class _Labelled:
+    """The pictures of each split with their labels, and what these mean."""
+
+    splits: Mapping[str, tuple[list[str], Labels]]
+    classes: tuple[str, ...]
+    task: str = task_of("class")
+    assumed: tuple[str, ...] = ()
+
+
+def _label(tree: Tree, listed: Mapping[str, Listed], classes: tuple[str, ...], config: DataConfig) -> _Labelled:
+    """One class for each picture; or several labels, if it is linked into several class folders."""
+    wanted = config.label_kind
+    if wanted == "values":
+        raise DataError(
+            f"{tree.root}: class folders hold no numbers; pass a table with a column for each number instead."
+        )
+    several = "set" if config.separator is not None else wanted
+    if several == "class" or (several is None and not isinstance(tree, Disk)):
+        return _Labelled(listed, classes)
+    links = {split: find_links(tree, names) for split, (names, _) in listed.items()}
+    linked = sum(_count_linked(links[split], places) for split, (_, places) in listed.items())
+    if several is None and not linked:
+        return _Labelled(listed, classes)
+    doubt = doubt_labels(classes, sum(len(names) for names, _ in listed.values()))  # folders such as cat,dog
+    found = doubt.separator if several and doubt is not None and doubt.certain else None
+    sets = [split_cell(name, config.separator or found) for name in classes]
+    labels = tuple(sorted({label for some in sets for label in some}))
+    matrix = encode_sets(sets, labels)
+    splits = {split: _join(names, matrix[places], links[split]) for split, (names, places) in listed.items()}
+    how = "pass `task=one` to learn each link as a picture of its own"
+    count = f"{counted(linked, 'picture')} {agree(linked, 'is', 'are')}"
+    assumed = () if several else (f"{count} linked into several class folders: task {task_of('set')}; {how}",)
+    return _Labelled(splits, labels, task_of("set"), assumed)
+
+
+def _count_linked(first: Integers, places: Integers) -> int:
+    """The pictures that are in the folders of several classes; `first` is the first link to each picture."""
+    return len(np.unique(first[places != places[first]]))
+
+
+def _join(names: list[str], labels: Labels, first: Integers) -> tuple[list[str], Labels]:
+    """Each picture once, by its first name, with all labels of its links."""
+    together = labels.copy()
+    np.maximum.at(together, first, labels)
+    kept = np.flatnonzero(first == np.arange(len(names)))
+    return [names[index] for index in kept.tolist()], together[kept]
 
 
 def _open_flat(tree: Tree, folders: list[str], config: DataConfig, make: MakeSource) -> Dataset:
@@ -123,11 +186,13 @@ def _open_flat(tree: Tree, folders: list[str], config: DataConfig, make: MakeSou
     named = _class_folders(tree)
     classes = align_labels(tree.root, {"train": list(named)})
     others = _loose_files(tree)
-    source = make(*_pictures(tree, named, classes, others))
-    if not len(source):
+    listed = _pictures(tree, named, classes, others)
+    if not listed[0]:
         count, known = counted(len(classes), "folder"), " ".join(EXTENSIONS)
         raise DataError(f"{tree.root}: no pictures in its {count}; known extensions: {known}.")
-    return split_dataset(name_after(tree.root), classes, source, config, others)
+    labels = _label(tree, {"train": listed}, classes, config)
+    source, name = make(*labels.splits["train"]), name_after(tree.root)
+    return split_dataset(name, labels.classes, source, config, others, task=labels.task, assumed=labels.assumed)
 
 
 def subfolders(tree: Tree, folder: str = "") -> list[str]:
@@ -152,9 +217,7 @@ def _loose_files(tree: Tree, folder: str = "") -> list[str]:
     return [name for name, is_folder in tree.entries(folder).items() if not is_folder]
 
 
-def _pictures(
-    tree: Tree, folders: Mapping[str, str], classes: tuple[str, ...], others: list[str]
-) -> tuple[list[str], Integers]:
+def _pictures(tree: Tree, folders: Mapping[str, str], classes: tuple[str, ...], others: list[str]) -> Listed:
     """The pictures of the class folders and their labels; files with other extensions go to `others`."""
     names: list[str] = []
     counts: list[int] = []

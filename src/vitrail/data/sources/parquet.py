@@ -6,6 +6,7 @@ the size of its file is refused: by the number of rows before anything is read, 
 
 from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
+from itertools import islice
 from pathlib import Path
 from typing import Any, cast
 
@@ -49,17 +50,45 @@ class ParquetTable:
             raise DataError(f"{self._where}: not a readable Parquet table ({str(error)[:300]}).") from None
 
     def values(self, name: str) -> list[Any]:
-        """A column of texts or numbers; equal texts are one object."""
+        """A column of texts or numbers, or of lists of them; equal texts are one object."""
         types = self._pa.types
-        kinds = (types.is_integer, types.is_floating, types.is_boolean, types.is_null, _is_text)
-        self._check_type(name, kinds, "texts or numbers")
+        kinds = (types.is_integer, types.is_floating, types.is_boolean, types.is_null, _is_text, self._is_list)
+        kind = self._check_type(name, kinds, "texts, numbers or lists of texts or whole numbers")
+        if self._is_list(kind):
+            return self._lists(name)
         with self._clear_errors():
             values = [value for chunk in self._read([name]).chunks for value in _chunk_values(chunk)]
+        self._limit_text(name, values)
+        return values
+
+    def _is_list(self, kind: Any) -> bool:
+        types = self._pa.types
+        if not (types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind)):
+            return False
+        return types.is_integer(kind.value_type) or _is_text(kind.value_type)
+
+    def _lists(self, name: str) -> list[Any]:
+        """A column of lists."""
+        rows: list[Any] = []
+        with self._clear_errors():
+            schema = self._open().schema
+            paths: list[str] = [schema.column(index).path for index in range(len(schema))]
+            leaf = next(path for path in paths if path.startswith(f"{name}."))
+            for chunk in self._read([leaf]).chunks:
+                if len(chunk.flatten()) > FREE_ROWS + ROWS_PER_BYTE * self._size:
+                    raise DataError(f"{self._where}: {name} lists more than {self._size:,} bytes can hold: refused.")
+                items = _chunk_values(chunk.flatten())
+                self._limit_text(name, items)
+                starts = iter(items)
+                lengths: list[int | None] = chunk.value_lengths().to_pylist()
+                rows += [None if size is None else list(islice(starts, size)) for size in lengths]
+        return rows
+
+    def _limit_text(self, name: str, values: list[Any]) -> None:
         total = sum(len(value) for value in values if isinstance(value, str))
         if total > self._limit:
             what = f"{name} unpacks to {total:,} characters"
             raise DataError(f"{self._where}: {what}, too many for {self._size:,} bytes.")
-        return values
 
     def pictures(self, name: str) -> Any:
         """A column of encoded pictures, or of structs of bytes and path: an Arrow array, one value per row."""
@@ -116,10 +145,15 @@ class ParquetTable:
             return None
         try:
             value = parse_json(text)
-            for key in ("info", "features", name, "names"):
+            for key in ("info", "features", name):
                 value = cast("dict[str, Any]", value).get(key)
                 if value is None:
                     return None
+            value = value[0] if isinstance(value, list) and value else value  # pyright: ignore[reportUnknownVariableType]
+            fields = cast("dict[str, Any]", value)  # of a list, those of its items
+            value = cast("dict[str, Any]", fields.get("feature", fields)).get("names")
+            if value is None:
+                return None
             names = cast("list[Any]", value)
             if not isinstance(value, list) or not all(isinstance(item, str) for item in names):
                 raise ValueError(f"the class names must be a list of texts; got {shorten(value)}")

@@ -21,15 +21,19 @@ import numpy as np
 from vitrail.data.config import DataConfig
 from vitrail.data.copies import Copies, unpack_state
 from vitrail.data.download import WebFolder, is_web
+from vitrail.data.label_columns import LabelColumns, read_labels, read_values
+from vitrail.data.label_kinds import LABELLINGS, Labels
 from vitrail.data.pixels import EXTENSIONS
 from vitrail.data.source import Dataset, RowSource, Source, split_dataset
 from vitrail.data.split import SPLIT_NAMES, SPLITS, refuse_split_file
 from vitrail.errors import DataError, shorten
+from vitrail.registry import LabelKind, task_of
 from vitrail.rng import Integers
 from vitrail.storage import Disk, FileState, open_file_store, open_store
 from vitrail.untrusted import check_regular, files_of, open_tar, parse_json, read_bytes, read_member
 
 INDEX = "shards.json"
+FORMATS = (1, 2)  # of that file; the second has labels other than classes
 AT_ONCE = 8  # shards that are fetched at the same time
 BLOCK = 512  # a tar file's
 LABEL_EXTENSIONS = ("cls", "label", "txt", "json")
@@ -46,7 +50,7 @@ class Member:
     key: str
     offset: int
     size: int
-    label: str
+    label: Any  # a text, or what a JSON file beside the picture has: a list of labels, or numbers by their names
 
 
 class Files(Protocol):
@@ -137,7 +141,7 @@ def _member(archive: tarfile.TarFile, key: str, entries: list[tarfile.TarInfo]) 
     return Member(key, picture.offset_data, picture.size, _label(archive, key, entries))
 
 
-def _label(archive: tarfile.TarFile, key: str, entries: list[tarfile.TarInfo]) -> str:
+def _label(archive: tarfile.TarFile, key: str, entries: list[tarfile.TarInfo]) -> Any:
     """What the first file beside a picture that holds a label says."""
     where = f"{archive.name!s}: the label of sample {key}"
     for entry in entries:
@@ -153,25 +157,30 @@ def _label(archive: tarfile.TarFile, key: str, entries: list[tarfile.TarInfo]) -
             raise DataError(f"{where} is JSON that cannot be read ({error}).") from None
         if label is None:
             continue
-        if not 0 < len(label.strip()) <= MAX_NAME:
-            raise DataError(f"{where} has {len(label.strip()):,} characters, not 1 to {MAX_NAME}.")
-        return label.strip()
+        for name in label if isinstance(label, list | dict) else [label]:
+            if not 0 < len(name.strip()) <= MAX_NAME:
+                raise DataError(f"{where} has {len(name.strip()):,} characters, not 1 to {MAX_NAME}.")
+        return label.strip() if isinstance(label, str) else label
     raise DataError(f"{archive.name!s}: sample {key} has no label (a .cls, .txt or .json beside the picture).")
 
 
-def _json_label(fields: Any) -> str | None:
+def _json_label(fields: Any) -> "str | list[str] | dict[str, float] | None":
     values = cast("dict[str, Any]", fields) if isinstance(fields, dict) else {}
-    label = next((values[name] for name in ("label", "class", "cls") if name in values), None)
+    label = next((values[name] for name in ("label", "class", "cls", "labels") if name in values), None)
+    if isinstance(label, list) and all(isinstance(item, str | int) for item in cast("list[Any]", label)):
+        return [str(item) for item in cast("list[Any]", label)]
+    numbers = cast("dict[str, Any]", label) if isinstance(label, dict) else {}
+    if numbers and all(isinstance(item, int | float) for item in numbers.values()):
+        return numbers
     return str(label) if isinstance(label, str | int | float) else None
 
 
 class ShardSource(RowSource):
     """The samples of some shards; a row is (which shard, which sample in it)."""
 
-    def __init__(self, shards: Sequence[Shard], labels: Sequence[Sequence[int]]) -> None:
-        rows = [(shard, position) for shard, some in enumerate(labels) for position in range(len(some))]
-        flat = [label for some in labels for label in some]
-        super().__init__("shards", flat, np.array(rows, dtype=np.int64).reshape(-1, 2))
+    def __init__(self, shards: Sequence[Shard], lengths: Sequence[int], labels: Labels) -> None:
+        rows = [(shard, position) for shard, length in enumerate(lengths) for position in range(length)]
+        super().__init__("shards", labels, np.array(rows, dtype=np.int64).reshape(-1, 2))
         self.shards = shards
 
     def prefetch(self, indices: Sequence[int] | Integers) -> None:
@@ -251,10 +260,13 @@ def _open_indexed(where: str, files: Copies | WebFolder) -> Dataset:
         on_web = isinstance(files, WebFolder)  # where it may have grown since it was fetched
         data = files.read_anew(name) if on_web else read_bytes(files.get(name), MAX_INDEX)
         index = _typed(parse_json(data), dict, "the file")
+        if index.get("format", 1) not in FORMATS:
+            raise ValueError(f"its format {shorten(index['format'])} is newer than this version of vitrail")
         classes = tuple(_name(name) for name in _typed(index["classes"], list, "classes"))
+        kind = _kind(index)
         splits: dict[str, Source] = {}
         for split, entries in _typed(index["splits"], dict, "splits").items():
-            _check_entries(split, _typed(entries, list, split), len(classes))
+            _check_entries(split, _typed(entries, list, split))
             states = _require_states(files, [entry["file"] for entry in entries])
             shards = [
                 Shard(files, entry["file"], entry["bytes"], len(entry["labels"]), states.get(entry["file"]))
@@ -263,13 +275,48 @@ def _open_indexed(where: str, files: Copies | WebFolder) -> Dataset:
             for shard in shards:
                 if not on_web:
                     shard.check_size()
-            splits[split] = ShardSource(shards, [entry["labels"] for entry in entries])
+            labels = [_stored_labels(entry, kind, len(classes)) for entry in entries]
+            splits[split] = ShardSource(shards, list(map(len, labels)), np.concatenate(labels))
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise DataError(f"{where}: not a list of shards ({type(error).__name__}: {str(error)[:300]}).") from None
-    return Dataset(name=folder.rsplit("/", 1)[-1] or "shards", classes=classes, splits=splits)
+    return Dataset(name=folder.rsplit("/", 1)[-1] or "shards", classes=classes, splits=splits, task=task_of(kind))
 
 
-def _check_entries(split: str, entries: list[Any], num_classes: int) -> None:
+def _kind(index: dict[str, Any]) -> LabelKind:
+    """What the labels of a list are; that of format 1 has classes."""
+    kind = index.get("labels", "class")
+    if kind not in LABELLINGS:
+        raise ValueError(f"labels must be one of {', '.join(LABELLINGS)}; got {shorten(kind)}")
+    return kind
+
+
+def _stored_labels(entry: dict[str, Any], kind: LabelKind, num_outputs: int) -> Labels:
+    """The labels of a shard: a class, a list of the labels that apply, or a list of values for each picture."""
+    file, labels = entry["file"], _typed(entry["labels"], list, f"the labels of {entry['file']}")
+    if kind == "class":
+        _check_places(file, labels, num_outputs)
+        return np.array(labels, dtype=np.int64)
+    for label in labels:
+        _typed(label, list, f"a label of {file}")
+    matrix = np.zeros((len(labels), num_outputs), dtype=np.uint8 if kind == "set" else np.float32)
+    for row, label in enumerate(labels):
+        if kind == "set":
+            _check_places(file, label, num_outputs)
+            matrix[row, label] = 1
+        elif len(label) != num_outputs or not all(type(value) in (int, float) for value in label):
+            raise ValueError(f"{file} has the values {shorten(label)}; there must be {num_outputs} numbers")
+        else:
+            matrix[row] = label
+    return matrix
+
+
+def _check_places(file: str, places: list[Any], num_classes: int) -> None:
+    for place in places:
+        if type(place) is not int or not 0 <= place < num_classes:
+            raise ValueError(f"{file} has the label {shorten(place)}, but there are {num_classes} classes")
+
+
+def _check_entries(split: str, entries: list[Any]) -> None:
     if split not in SPLITS:
         raise ValueError(f"the split {shorten(split)} must be one of {', '.join(SPLITS)}")
     for number, item in enumerate(entries):
@@ -279,9 +326,7 @@ def _check_entries(split: str, entries: list[Any], num_classes: int) -> None:
             raise ValueError(f"a shard must be in the folder of the list; got {shorten(file)}")
         if type(entry["bytes"]) is not int or not 0 <= entry["bytes"] < 2**62:
             raise ValueError(f"the bytes of {file} must be a whole number; got {shorten(entry['bytes'])}")
-        for label in _typed(entry["labels"], list, f"the labels of {file}"):
-            if type(label) is not int or not 0 <= label < num_classes:
-                raise ValueError(f"{file} has the label {shorten(label)}, but there are {num_classes} classes")
+        _typed(entry["labels"], list, f"the labels of {file}")
 
 
 def _typed(value: Any, kind: type[Any], what: str) -> Any:
@@ -300,20 +345,36 @@ def _open_foreign(where: str, shards: list[Shard], config: DataConfig) -> Datase
     if not shards:
         raise DataError(f"{where}: no .tar shards there.")
     fetch_shards(shards)
-    names = [[member.label for member in shard.members] for shard in shards]
-    distinct = {name for some in names for name in some}
-    classes = sorted(
-        distinct, key=lambda name: (int(name) if name.isdecimal() and len(name) <= MAX_DIGITS else -1, name)
-    )
-    codes = {name: code for code, name in enumerate(classes)}
-    source = ShardSource(shards, [[codes[name] for name in some] for some in names])
+    members = [member for shard in shards for member in shard.members]
+    labels = _read_foreign(where, members, config)
+    lengths = [len(shard.members) for shard in shards]
+    every = {"train": np.arange(len(members))}  # a name that one split lacks is a class of the others
+    classes = labels.outputs or tuple(sorted(labels.encode(where, every)[0], key=_by_number))
+    source = ShardSource(shards, lengths, labels.table(classes))
     roles = [SPLIT_NAMES.get(re.split(r"[^a-zA-Z]", shard.name)[0].lower(), "train") for shard in shards]
     if len(set(roles)) == 1:
-        return split_dataset(where, classes, source, config)
+        return split_dataset(where, classes, source, config, task=labels.task, assumed=labels.assumed)
     refuse_split_file(config, where)
-    owners = np.repeat(np.array(roles), [len(some) for some in names])
+    owners = np.repeat(np.array(roles), lengths)
     splits = {role: source.select(np.flatnonzero(owners == role)) for role in dict.fromkeys(roles)}
-    return Dataset(name=where, classes=tuple(classes), splits=splits)
+    return Dataset(name=where, classes=classes, splits=splits, task=labels.task, assumed=labels.assumed)
+
+
+def _by_number(name: str) -> tuple[int, str]:
+    return int(name) if name.isdecimal() and len(name) <= MAX_DIGITS else -1, name
+
+
+def _read_foreign(where: str, members: Sequence[Member], config: DataConfig) -> LabelColumns:
+    """What the files beside the pictures say."""
+    named = [member.label for member in members if isinstance(member.label, dict)]
+    if not named:
+        return read_labels(where, {"label": [member.label for member in members]}, config)
+    names = list(named[0])
+    wrong = next((each for each in members if not isinstance(each.label, dict) or list(each.label) != names), None)
+    if wrong is not None or config.label_kind not in (None, "values"):
+        key = (wrong or members[0]).key
+        raise DataError(f"{where}: some labels are the numbers {', '.join(names)}, so all must be; {key} differs.")
+    return read_values(where, {name: [each[name] for each in named] for name in names})
 
 
 def expand_braces(pattern: str) -> list[str]:

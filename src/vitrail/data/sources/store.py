@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from vitrail.data.copies import STATES, Copies, States, pack_state, unpack_state
+from vitrail.data.label_kinds import Labels
 from vitrail.data.pixels import Picture
 from vitrail.data.source import FileSource
 from vitrail.rng import Integers
@@ -17,7 +18,7 @@ from vitrail.storage import FileState, Store
 class StoreSource(FileSource):
     """Files of an object store. Their states are those of the time when the data were opened."""
 
-    def __init__(self, names: Sequence[str], labels: Sequence[int] | Integers, copies: Copies, states: States) -> None:
+    def __init__(self, names: Sequence[str], labels: Sequence[int] | Labels, copies: Copies, states: States) -> None:
         super().__init__(names, labels, Path())
         self.copies = copies
         self.states = states
@@ -48,7 +49,7 @@ class StoreSource(FileSource):
         names = [self.names[index] for index in chosen]
         return StoreSource(names, self.labels[chosen], self.copies, self.states[chosen])
 
-    def renamed(self, names: Sequence[str], labels: Sequence[int] | Integers) -> "StoreSource":
+    def renamed(self, names: Sequence[str], labels: Sequence[int] | Labels) -> "StoreSource":
         return StoreSource(names, labels, self.copies, find_states(names, self.names, self.states))
 
 

@@ -9,7 +9,9 @@ import numpy as np
 
 from vitrail.data.config import Columns, DataConfig
 from vitrail.data.copies import Copies
-from vitrail.data.source import Dataset, FileSource, RowSource, Source, align_labels, name_after
+from vitrail.data.label_columns import read_labels
+from vitrail.data.label_kinds import Labels
+from vitrail.data.source import Dataset, FileSource, RowSource, Source, name_after
 from vitrail.data.sources.parquet import ParquetTable
 from vitrail.data.sources.store import StoreSource
 from vitrail.data.split import SPLIT_NAMES, UNUSED, refuse_split_file, split_samples
@@ -30,7 +32,7 @@ DELIMITERS = {".csv": ",", ".tsv": "\t"}
 class BytesSource(RowSource):
     """Pictures in a column of encoded bytes."""
 
-    def __init__(self, pictures: Any, labels: Sequence[int] | Integers, name: str, copies: Copies) -> None:
+    def __init__(self, pictures: Any, labels: Sequence[int] | Labels, name: str, copies: Copies) -> None:
         super().__init__(name, labels)
         self._pictures = pictures  # an Arrow column, not copied
         self._copies = copies  # of files beside the table
@@ -84,7 +86,9 @@ def open_table(store: Store, name: str, config: DataConfig) -> Dataset:
     chosen = _choose_columns(where, table.names, config.columns)
     if not table.num_rows:
         raise DataError(f"{where}: the table has no rows.")
-    labels = _label_names(where, table.values(chosen["label"]), table.class_names(chosen["label"]))
+    names = _label_columns(chosen["label"], table.names)
+    columns = {column: table.values(column) for column in names}
+    labels = read_labels(where, columns, config, table.class_names(names[0]) if len(names) == 1 else None)
     nothing = np.zeros(table.num_rows, dtype=np.int64)
     if isinstance(table, ParquetTable) and not table.holds_texts(chosen["picture"]):
         source: Source = BytesSource(table.pictures(chosen["picture"]), nothing, name, copies)
@@ -94,24 +98,34 @@ def open_table(store: Store, name: str, config: DataConfig) -> Dataset:
         refuse_split_file(config, where)
         parts = _own_splits(where, table.values(chosen["split"]))
     else:
-        parts = split_samples(config, source.keys(), labels)
-    unused = tuple((source.key(index), labels[index]) for index in parts.pop(UNUSED, ()))
-    used = {name: [labels[int(index)] for index in indices] for name, indices in parts.items()}
-    classes = align_labels(where, used)
-    codes = {name: code for code, name in enumerate(classes)}
-    source.labels = np.array([codes.get(name, -1) for name in labels], dtype=np.int64)  # -1: only unused
-    splits = {name: source.select(indices) for name, indices in parts.items()}
-    made = not chosen["split"] and config.split_file is None
-    return Dataset(name=name_after(where), classes=classes, splits=splits, made_split=made, unused=unused)
+        parts = split_samples(config, source.keys(), labels.strata())
+    unused = tuple((source.key(index), labels.cell(index)) for index in parts.pop(UNUSED, ()))
+    classes, source.labels = labels.encode(where, parts)
+    return Dataset(
+        name=name_after(where),
+        classes=classes,
+        splits={name: source.select(indices) for name, indices in parts.items()},
+        made_split=not chosen["split"] and config.split_file is None,
+        unused=unused,
+        task=labels.task,
+        assumed=labels.assumed,
+    )
+
+
+def _label_columns(text: str, names: Sequence[str]) -> list[str]:
+    """The columns that are named: one, or several with commas between them."""
+    return [text] if text in names else list(dict.fromkeys(part.strip() for part in text.split(",") if part.strip()))
 
 
 def _choose_columns(where: str, names: Sequence[str], columns: Columns) -> dict[str, str]:
     chosen: dict[str, str] = {}
     for role, candidates in COLUMNS.items():
         column = getattr(columns, role)
-        present = [name for name in ([column] if column else candidates) if name in names]
+        wanted = _label_columns(column, names) if column and role == "label" else [column] if column else []
+        missing = [name for name in wanted if name not in names]
+        present = [name for name in candidates if name in names] if not column else [] if missing else [column]
         if not present and (column or role != "split"):
-            expected = repr(column) if column else f"one of {', '.join(candidates)}"
+            expected = repr(missing[0] if missing else column) if column else f"one of {', '.join(candidates)}"
             hint = " Its columns are separated by semicolons; write them with commas." if _semicolons(names) else ""
             has = list_names(names, 20) or "none"
             raise DataError(f"{where}: the {role} column must be {expected}; the table has {has}.{hint}")
@@ -121,16 +135,6 @@ def _choose_columns(where: str, names: Sequence[str], columns: Columns) -> dict[
 
 def _semicolons(names: Sequence[str]) -> bool:
     return len(names) == 1 and ";" in names[0]
-
-
-def _label_names(where: str, values: list[Any], class_names: list[str] | None) -> list[str]:
-    for row, value in enumerate(values):
-        if value is None or value != value or not str(value).strip():  # NaN is no label either
-            raise DataError(f"{where}: row {row + 1} has no label.")
-        if class_names is not None and not (isinstance(value, int) and 0 <= value < len(class_names)):
-            reason = f"has the unknown label {shorten(value)}; there are {len(class_names)}"
-            raise DataError(f"{where}: row {row + 1} {reason}.")
-    return [class_names[value] if class_names else str(value).strip() for value in values]
 
 
 def _files(where: str, values: Sequence[str | None], labels: Integers, copies: Copies) -> FileSource:
