@@ -13,6 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from vitrail.data.chunks import read_samples
+from vitrail.data.label_kinds import LABELLINGS, Labels
 from vitrail.data.pixels import Picture
 from vitrail.data.source import Dataset, Source, refuse_broken
 from vitrail.errors import ConfigError, DataError, InputError, suggest
@@ -21,7 +22,7 @@ from vitrail.prediction import Predictor
 from vitrail.prediction.results import familiarity_of
 from vitrail.progress import Advance
 from vitrail.ranks import current_ranks
-from vitrail.registry import TASKS, LabelKind
+from vitrail.registry import labels_of
 from vitrail.rng import Integers, permutation
 from vitrail.tasks.familiarity import is_familiar
 from vitrail.tasks.one import One
@@ -33,7 +34,6 @@ from vitrail.threads import map_in_order
 COVERAGE = 0.95  # of the label sets that are measured unless another is requested
 SHIFT = 16  # a shift moves the picture by 1/16 of its side
 
-Labels = np.ndarray[Any, np.dtype[Any]]
 Singles = np.ndarray[Any, np.dtype[np.float32]]
 Booleans = np.ndarray[Any, np.dtype[np.bool_]]
 Change = Callable[[Tensor, Integers], Tensor]  # prepared pictures (B, C, H, W) and their indices in the split → others
@@ -80,7 +80,7 @@ class Measurement:
     trust: Trust | None = None  # what the model's calibration found
     familiarity: Floats | None = None  # (N,) the scores of its `Familiarity`; None if it cannot tell
     coverage: float = COVERAGE  # of the label sets that are measured
-    train_counts: tuple[int, ...] = ()  # training pictures with each label; empty: unknown, or there is no such thing
+    train_counts: tuple[int, ...] = ()  # training pictures with each label; empty: unknown
     chose_epoch: bool = False  # the weights are those of the best epoch on this split: optimistic
 
     @cached_property
@@ -143,7 +143,7 @@ class Outputs:
     names: tuple[str, ...]  # in the order of what is measured
     order: list[int]  # of the model's outputs, for each name
     columns: list[int] | None  # of labels (N, C), for each name; None for classes (N,)
-    train_counts: tuple[int, ...]  # training pictures with each name; empty for numbers
+    train_counts: tuple[int, ...]  # training pictures with each name
 
     def targets(self, labels: Labels) -> Labels:
         """The labels of pictures, in the order of the names."""
@@ -154,33 +154,25 @@ def align_outputs(predictor: Predictor, dataset: Dataset, *, by_position: bool =
     """How a model's outputs and the labels of data fit together; those of another task are an error."""
     check_task(predictor.task, dataset)
     order = align_classes(predictor, dataset.classes, by_position=by_position)
-    labels, counts = dataset.split("train").labels, np.zeros(0, dtype=np.int64)
-    if predictor.task.labels == "class":
-        counts = np.bincount(labels, minlength=len(dataset.classes))
-        names, columns = dataset.classes, None
-    else:
-        columns = np.argsort(order).tolist()
-        names, order = tuple(dataset.classes[column] for column in columns), list(range(len(order)))
-        if predictor.task.labels == "set":
-            counts = labels[:, columns].sum(axis=0, dtype=np.int64)
-    train_counts = tuple(counts.tolist())
-    return Outputs(task=predictor.task, names=names, order=order, columns=columns, train_counts=train_counts)
-
-
-LEARNED: dict[LabelKind, str] = {
-    "class": "one class per picture",
-    "set": "several labels",
-    "values": "numbers",
-    "none": "no labels",
-}
+    counts = dataset.labelling.counts(dataset.split("train").labels, len(dataset.classes))
+    columns = None
+    if predictor.task.labels != "class":
+        columns, order = np.argsort(order).tolist(), list(range(len(order)))
+    places = range(len(order)) if columns is None else columns
+    return Outputs(
+        task=predictor.task,
+        names=tuple(dataset.classes[place] for place in places),
+        order=order,
+        columns=columns,
+        train_counts=tuple(int(counts[place]) for place in places),
+    )
 
 
 def check_task(task: Task, dataset: Dataset) -> None:
     """Refuse data whose labels are of another kind than those that a model learned."""
-    kind = TASKS[getattr(dataset, "task", "one")].labels
-    if kind != task.labels:
-        learned = LEARNED[task.labels]
-        raise DataError(f"the model learned {learned} (task {task.kind}); these data have {LEARNED[kind]}.")
+    if labels_of(dataset.task) != task.labels:
+        learned, have = LABELLINGS[task.labels].what, dataset.labelling.what
+        raise DataError(f"the model learned {learned} (task {task.kind}); these data have {have}.")
 
 
 def measure_split(

@@ -7,12 +7,13 @@ import numpy as np
 
 from vitrail.blocks import Block, Curve, Drawings, Fact, Numbers, Paragraph, Plot, Plots, Section, Table, encode_figure
 from vitrail.data.check.findings import CheckRecord
+from vitrail.data.label_kinds import Labels
 from vitrail.data.source import Dataset
 from vitrail.data.split import SPLITS
 from vitrail.evaluation import plots
-from vitrail.evaluation.measurement import Labels, Measurement
+from vitrail.evaluation.measurement import Measurement
 from vitrail.evaluation.robustness import Robustness
-from vitrail.registry import TASKS
+from vitrail.registry import labels_of
 from vitrail.tasks.task import make_task
 from vitrail.training.curves import Choice, EpochRow, best_row
 from vitrail.wording import SHARES, counted, cut, show_metric
@@ -52,24 +53,20 @@ def data_section(dataset: Dataset, split_from: str = "", check: Sequence[Block] 
     origin = f" Splits: {split_from}." if split_from else origin if dataset.made_split else ""
     _, nouns = nouns_of(dataset)
     text = f"{dataset.name}: {total:,} pictures, {len(dataset.classes):,} {nouns}.{origin}"
-    kind = TASKS[getattr(dataset, "task", "one")].labels
-    blocks = _value_blocks(dataset, labels) if kind == "values" else [_count_table(dataset, labels)]
+    has_values = labels_of(dataset.task) == "values"
+    blocks = _value_blocks(dataset, labels) if has_values else [_count_table(dataset, labels)]
     return Section("Data", [Paragraph(text), *blocks, *check])
 
 
 def nouns_of(dataset: Dataset) -> tuple[str, str]:
     """What an output stands for: class, classes."""
-    return make_task(getattr(dataset, "task", "one")).noun
+    return make_task(dataset.task).noun
 
 
 def _count_table(dataset: Dataset, labels: Mapping[str, Labels]) -> Table:
     """The pictures with each class or label; with several labels, a picture counts more than once, or not at all."""
     noun, nouns = nouns_of(dataset)
-    count = len(dataset.classes)
-    counts = {
-        name: np.bincount(each, minlength=count) if each.ndim == 1 else each.sum(axis=0, dtype=np.int64)
-        for name, each in labels.items()
-    }
+    counts = {name: dataset.labelling.counts(each, len(dataset.classes)) for name, each in labels.items()}
     rows = [
         (name, *(f"{count[index]:,}" for count in counts.values()))
         for index, name in enumerate(dataset.classes[:MOST_CLASSES])

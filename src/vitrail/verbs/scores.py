@@ -12,11 +12,9 @@ from rich.text import Text
 
 from vitrail.canvas import save_figure
 from vitrail.data.agreement import check_same_data
-from vitrail.data.config import DataConfig
-from vitrail.data.datasets import check_where, open_data
+from vitrail.data.datasets import check_where
 from vitrail.data.source import Dataset, Source
-from vitrail.data.split import UNUSED, read_split
-from vitrail.errors import ConfigError, DataError, InputError, list_names
+from vitrail.errors import ConfigError, InputError, list_names
 from vitrail.evaluation import output, plots
 from vitrail.evaluation.measurement import (
     COVERAGE,
@@ -26,9 +24,9 @@ from vitrail.evaluation.measurement import (
     pick_split,
     views,
 )
-from vitrail.evaluation.ood import MOST_OTHERS, OodScores, is_unlabelled, measure_ood, open_unlabelled
+from vitrail.evaluation.ood import MOST_OTHERS, OodScores, measure_ood
 from vitrail.evaluation.probe import plan_probes, run_probes
-from vitrail.evaluation.robustness import SEVERITIES, STRENGTHS, Robustness, measure_robustness
+from vitrail.evaluation.robustness import SEVERITIES, STRENGTHS, Robustness, check_robustness, measure_robustness
 from vitrail.prediction import Predictor
 from vitrail.prediction.results import Request, require_familiarity
 from vitrail.progress import Progress, ending, left_out, pick_progress, silent, table, working
@@ -38,6 +36,7 @@ from vitrail.schema import to_dict
 from vitrail.training.run_folder import chose_epoch
 from vitrail.verbs.call import DataArgument, ModelArgument, Out, make_out
 from vitrail.verbs.evaluate import EvaluationPlan
+from vitrail.verbs.measured_data import default_split, open_others, open_with_splits
 from vitrail.wording import counted, in_one_line, plain
 
 MAX_CLASSES = 20
@@ -211,12 +210,16 @@ def carry_out(
         show = pick_progress(progress) if shows else silent
         predictor = model.open(speaks=shows)
         Request(coverage=plan.coverage).check(predictor, predictor.runtime)
+        if plan.robustness_pictures is not None:
+            check_robustness(predictor.task)
         if plan.unfamiliar is not None:
             require_familiarity(predictor, predictor.runtime, "`unfamiliar=`")
         others = None if plan.unfamiliar is None else open_others(plan.unfamiliar, data.config)
         with working(f"opening {where}", speaks=shows and data.opened is None):
-            dataset, split_from = open_with_splits(data, run_of(source))
+            dataset, split_from = open_with_splits(data, run_of(source), predictor.task)
             check_same_data(dataset, ranks)
+        if plan.probes:
+            dataset.require_classes("a probe")
         name = plan.split or default_split(dataset)
         fast = predictor
         if model.loaded is None:  # ranks, which must compute the same, choose nothing by measuring
@@ -260,23 +263,6 @@ def _count_pictures(dataset: Dataset, split: str, plan: EvaluationPlan) -> int:
     passes = 1 if plan.tta is None else len(views(torch.zeros(1, 1, 1, 1), plan.tta))
     corrupted = (1 + len(STRENGTHS) * len(SEVERITIES)) * min(plan.robustness_pictures or 0, count)
     return passes * (count + corrupted) + (sum(map(len, dataset.splits.values())) if plan.probes else 0)
-
-
-def open_others(data: Dataset | str | Path, config: DataConfig) -> tuple[str, Source]:
-    """The pictures of other data, whatever their labels, and their name."""
-    if not isinstance(data, Dataset):
-        if is_unlabelled(Path(data)):
-            return Path(data).name, open_unlabelled(Path(data))
-        data = open_data(str(data), DataConfig(data_dir=config.data_dir))
-    return data.name, pick_split(data, "all")
-
-
-def default_split(dataset: Dataset) -> str:
-    """Test, or val if there is no test split."""
-    for name in ("test", "val"):
-        if name in dataset.splits:
-            return name
-    raise DataError(f'{dataset.name} has no test or val split; pass `split="train"` or `split="all"`.')
 
 
 @dataclass(kw_only=True)
@@ -357,38 +343,6 @@ def _measure_robustness(
         return measure_robustness(
             predictor, dataset, split, tta=plan.tta, limit=limit, by_position=plan.by_position, progress=advance
         )
-
-
-def open_with_splits(data: DataArgument, run: Path) -> tuple[Dataset, str]:
-    """The data, and the origin of their splits if they have none of their own: the run's, or new ones."""
-    dataset = data.open()
-    if not dataset.made_split:
-        return dataset, ""
-    file = run / "split.csv"
-    new = "made now, from names and a seed; a model trained on these data may have seen the measured pictures"
-    if data.opened is not None:
-        return dataset, str(file) if _agrees(dataset, file) else new
-    if not file.is_file():
-        return dataset, new
-    try:
-        return open_data(data.where, replace(data.config, split_file=file)), str(file)
-    except DataError:
-        return dataset, f'{file} is for other pictures, so a new split was made; the split "all" uses every picture'
-
-
-def _agrees(dataset: Dataset, file: Path) -> bool:
-    """Whether an open data set has the splits that a run recorded, but for samples that either does not use."""
-    if not file.is_file():
-        return False
-    sources = [*dataset.splits.items(), *((UNUSED, source) for source in dataset.excluded.values())]
-    samples = [(source.key(index), name) for name, source in sources for index in range(len(source))]
-    keys, names = zip(*samples, *((key, UNUSED) for key, _ in dataset.unused), strict=True)
-    try:
-        parts = read_split(file, keys)
-    except DataError:
-        return False
-    pairs = ({names[index], name} for name, indices in parts.items() for index in indices)
-    return all(len(pair) == 1 or UNUSED in pair for pair in pairs)
 
 
 def _refuse_for_features(source: str, options: dict[str, Any]) -> None:
