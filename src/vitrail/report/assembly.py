@@ -205,7 +205,7 @@ def show_evaluation(title: str, measurement: Measurement | None, facts: dict[str
     if measurement is not None:
         first, *_ = measurement.results.drawings("").values()
         drawn = Drawings([encode_figure(first.draw, first.alt.partition(";")[0])])  # its numbers are in the rows
-        rows += measurement.results.summary()
+        rows += [("pictures", f"{len(measurement.targets):,}"), *measurement.results.summary()]
     probes: dict[str, Any] = facts.get("probes", {})
     rows += [(f"{name} probe", f"{probes[name]['top1']['value']:.2%}") for name in ("knn", "linear") if name in probes]
     if few := probes.get("shots"):

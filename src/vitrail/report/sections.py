@@ -21,7 +21,7 @@ from vitrail.wording import SHARES, counted, cut, show_metric
 STYLES = ("first", "second", "third", "fourth")  # of curves
 MOST_CLASSES = 40  # rows of a table
 MOST_VALUES = 4  # numbers whose distribution is drawn
-BINS = 20  # of such a drawing
+MOST_BINS = 20  # of such a drawing
 
 
 def verdict(model: str, measurement: Measurement) -> str:
@@ -107,8 +107,9 @@ def _value_text(values: Labels) -> str:
 
 def _histogram(labels: Mapping[str, Labels], index: int) -> list[Curve]:
     """The share of each split's pictures in equal steps of a value."""
-    edges = np.histogram_bin_edges(np.concatenate([each[:, index] for each in labels.values()]).astype(float), BINS)
-    middles = ((edges[:-1] + edges[1:]) / 2).tolist()
+    values = np.concatenate([each[:, index] for each in labels.values()]).astype(float)
+    edges = np.histogram_bin_edges(values, min(MOST_BINS, max(4, round(len(values) ** 0.5 / 2))))
+    middles = [float(f"{middle:.4g}") for middle in (edges[:-1] + edges[1:]) / 2]
     curves: list[Curve] = []
     for (name, each), style in zip(labels.items(), STYLES, strict=False):
         counts, _ = np.histogram(each[:, index].astype(float), edges)

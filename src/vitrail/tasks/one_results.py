@@ -83,7 +83,6 @@ class OneResults(OneScores, Results):
         metrics = self.metrics
         balanced = [("balanced accuracy", f"{metrics.balanced_accuracy:.2%}")]
         return [
-            ("pictures", f"{metrics.top1.total:,}"),
             *([*balanced, ("lowest recalls", self._recall_text())] if self.is_uneven else []),
             ("top-1 accuracy", rate_text(metrics.top1)),
             *([("top-5 accuracy", rate_text(metrics.top5))] if metrics.top5 else []),

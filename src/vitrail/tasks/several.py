@@ -175,6 +175,7 @@ class Several(Task):
     metrics: ClassVar[Mapping[str, bool]] = MappingProxyType(
         {"map": True, "micro_f1": True, "macro_f1": True, "exact_match": True}
     )
+    compares = True
     noun = ("label", "labels")
     schema: ClassVar[Schema] = {
         "labels": {"type": "array", "items": _LABEL, "description": "Those that apply, the most probable first."},

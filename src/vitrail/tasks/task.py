@@ -148,7 +148,7 @@ class Results(ABC):
 
     @abstractmethod
     def drawings(self, title: str) -> dict[str, Drawing]:
-        """Figures by the name of their file, such as confusion_matrix.png."""
+        """Figures by the name of their file, such as confusion_matrix.png; without a title, each has its own."""
 
     @abstractmethod
     def blocks(self) -> "list[Block]":
