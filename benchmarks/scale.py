@@ -83,7 +83,7 @@ def measure_rank(model: str, strategy: str, pictures: int) -> dict[str, Any]:
                 ranks.wait()
                 Path("/proc/self/clear_refs").write_text("5")  # the highest point starts anew
             next_batch = next(batches)
-            trainer.step(next_batch.images, next_batch.targets)
+            trainer.step(next_batch)
         ranks.wait()
         sent = int(LOOPBACK.read_text()) - sent
         moments = (value for state in optimizer.state.values() for value in state.values())

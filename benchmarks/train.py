@@ -144,7 +144,7 @@ def plain_loop(model: nn.Module, batches: Iterator[Any], count: int) -> Callable
 
     def run() -> None:
         model.train()
-        for images, targets in itertools.islice(batches, count):
+        for images, targets, *_ in itertools.islice(batches, count):
             loss = F.cross_entropy(model(images), targets)
             optimizer.zero_grad()
             loss.backward()
@@ -153,12 +153,11 @@ def plain_loop(model: nn.Module, batches: Iterator[Any], count: int) -> Callable
     return run
 
 
-def forever(loader: Any) -> Iterator[tuple[Tensor, Tensor]]:
+def forever(loader: Any) -> Iterator[Any]:
     for epoch in itertools.count():
         if isinstance(loader, Loader):
             loader.set_epoch(epoch)
-        for batch in loader:
-            yield batch[0], batch[1]
+        yield from loader
 
 
 def build(name: str, cifar: Path | None, count: int) -> Callable[[], object]:
@@ -189,8 +188,8 @@ def our_loop(trainer: Trainer, batches: Iterator[Any], count: int) -> Callable[[
     def run() -> None:
         trainer.module.train()
         with trainer.one_thread():
-            for images, targets in itertools.islice(batches, count):
-                trainer.step(images, targets)
+            for batch in itertools.islice(batches, count):
+                trainer.step(batch)
 
     return run
 

@@ -11,6 +11,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib import import_module
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Self
 
 import numpy as np
@@ -253,6 +254,8 @@ class Task(ABC):
     balances: ClassVar[tuple[str, ...]] = ("none",)
     metrics: ClassVar[Mapping[str, bool]]  # of validation, by name → whether higher is better; the first is the default
     compares: ClassVar[bool] = False  # whether corrupted pictures can be compared with clean ones: `Results.compared`
+    # Settings that recipes of classes have and this task should not, unless its user asks for them.
+    unsuited: ClassVar[Mapping[str, Any]] = MappingProxyType({})
     noun: ClassVar[tuple[str, str]]  # what an output stands for, in messages: class, classes
     # The properties of `Answer` in the JSON of the service, and of its label list.
     schema: ClassVar[Schema]

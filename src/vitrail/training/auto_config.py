@@ -19,6 +19,7 @@ from vitrail.data.source import ArraySource, Source
 from vitrail.errors import AssumptionWarning, ConfigError, InputError, WeightsError
 from vitrail.model import ViTConfig
 from vitrail.ranks import Ranks
+from vitrail.tasks.task import make_task
 from vitrail.training.config import Start, TrainConfig, apply_changes, read_field
 from vitrail.training.recipes import recipe, with_start
 from vitrail.training.setup import add_validation, check_start, fit_batch_size, open_training_data, require_weights
@@ -165,8 +166,12 @@ def resolve(
         if not dataset.made_split and "val_rate" not in changes:
             source = replace(source, val_rate=made.source.val_rate)
         config = replace(made, data=config.data, source=source)
+    reasons += [note.rstrip(".") for note in dataset.assumed]
     chosen = ". ".join(filter(None, reasons))
+    config = apply_changes(config, dict(make_task(dataset.task).unsuited))
     config = replace(with_start(config, changes), chosen=chosen)
+    if dataset.task != "one":  # a resumed run must not choose again
+        config = apply_changes(config, {"task": dataset.task})
     if config.start.training.on_features:
         config = _without_augmentation(config, changes)
     if "batch_size" not in changes:

@@ -193,6 +193,7 @@ def describe_plan(setup: Setup, measured: Measured, ranks: Ranks) -> Plan:
     return Plan(
         data=setup.dataset.name,
         classes=len(setup.dataset.classes),
+        outputs=setup.dataset.described_outputs,
         pictures={name: len(source) for name, source in setup.dataset.splits.items()},
         recipe=config.recipe,
         model=config.start.model or config.start.weights or "",
