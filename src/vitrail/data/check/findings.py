@@ -25,6 +25,7 @@ TINY_SIDE = 32
 HUGE_PIXELS = 25_000_000
 FEW_PICTURES = 10  # per class, in training
 IMBALANCE = 10.0  # largest class over smallest
+UNBALANCED = f"unbalanced classes (over {IMBALANCE:.0f}:1)"
 IGNORED = "file ignored (not a known picture format, or no class)"
 
 RECORD = "data_check.json"
@@ -180,9 +181,7 @@ def _judge_classes(dataset: Dataset) -> Iterator[DataFinding]:
     if train.max() > IMBALANCE * train.min():
         largest, smallest = dataset.classes[train.argmax()], dataset.classes[train.argmin()]
         detail = f"{largest} has {train.max()}, {smallest} has {train.min()}"
-        yield DataFinding(
-            "warning", f"unbalanced classes (over {IMBALANCE:.0f}:1)", smallest, "train", smallest, detail
-        )
+        yield DataFinding("warning", UNBALANCED, smallest, "train", smallest, detail)
 
 
 @dataclass(frozen=True)
