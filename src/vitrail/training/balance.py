@@ -84,7 +84,7 @@ def settle_balance(setup: Setup, say: Say) -> TrainConfig:
         if on_features and setup.has_validation and has_uneven_classes(setup):
             return config
         balance = _usual(setup.task, counts)
-        because = f"classes are {'even' if balance == 'none' else 'uneven'}{_extremes(counts)}"
+        because = f"{setup.task.noun[1]} are {'even' if balance == 'none' else 'uneven'}{_extremes(counts)}"
         say(f"balance: {NAMES.get(balance, 'none')}, since {because}")
         return apply_changes(config, {"balance": balance})
     if config.optim.balance == "none" and has_uneven_classes(setup):
@@ -122,8 +122,8 @@ class Gain(NamedTuple):
 def try_on_features(setup: Setup, train: FeatureLoader, val: FeatureLoader, say: Say) -> str:
     """The way that is best for a head on these features, by balanced accuracy on validation."""
     names = [name for name in NAMES if name in setup.task.balances]
-    if not setup.config.start.training.on_features and setup.dataset.split("train").blocks is not None:
-        names.remove("sample")  # what follows the head reads shards one after another
+    if not setup.config.start.training.on_features:
+        names.remove("sample")  # suits heads, but the features that follow it suffer (Kang et al., 2020)
     targets = val.targets.numpy()
     hits = {name: _fit(setup, train, val, name) for name in ("none", *names)}
     scores = {name: mean_of_classes(hit, targets) for name, hit in hits.items()}
