@@ -174,9 +174,9 @@ class One(Task):
     noun = ("class", "classes")
 
     def loss(self, outputs: "Tensor", targets: "Tensor", goal: Goal) -> "Tensor":
-        import torch.nn.functional as F
+        from vitrail.tasks.one_loss import cross_entropy
 
-        return F.cross_entropy(outputs, targets_of(targets), label_smoothing=goal.label_smoothing)
+        return cross_entropy(outputs, targets_of(targets), goal)
 
     def chance(self, targets: Array) -> float:
         return math.log(max(int(targets.max()) + 1, 2))

@@ -140,6 +140,10 @@ class Optim:
     loss: str = field(default="auto", metadata=IF_USED)
     """The loss: cross-entropy; bce or asymmetric for several labels; mse, l1 or huber for numbers [default: auto, the
     first of the task]."""
+    balance: Literal["auto", "none", "sample", "weight", "focal", "logit"] = field(default="none", metadata=IF_USED)
+    """What to do about uneven classes: nothing; sample pictures of all classes equally often; weight the loss by
+    class; focal loss with these weights; logit adjustment; or auto, which chooses by balanced accuracy on validation
+    where a head is trained on features, and elsewhere takes logit adjustment for uneven classes."""
     ema: float | None = None
     """Decay of an exponential moving average (EMA) of the weights, which is evaluated and saved in their place."""
 
@@ -171,7 +175,7 @@ class Schedule:
     """Stop after this many epochs without a better metric or a lower loss in validation."""
     best: str = field(default="auto", metadata=IF_USED)
     """The validation metric whose best epoch is kept: accuracy, balanced, map, mae, …, loss [default: auto, the first
-    of the task]."""
+    of the task, or with `balance` its balanced form]."""
 
     def __post_init__(self) -> None:
         validate(self)

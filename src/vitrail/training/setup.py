@@ -145,7 +145,9 @@ def training_loader(setup: Setup, ranks: Ranks) -> Loader:
     machine = setup.config.machine
     assert isinstance(machine.batch_size, int)
     pinned = ranks.device.type == "cuda"
-    options = replace(_loader_options(setup, machine.batch_size, ranks), seed=machine.seed, pin_memory=pinned)
+    evenly = setup.config.optim.balance == "sample"
+    options = _loader_options(setup, machine.batch_size, ranks)
+    options = replace(options, seed=machine.seed, pin_memory=pinned, evenly=evenly)
     return Loader(setup.dataset, "train", setup.preprocess, options, setup.config.augment)
 
 
