@@ -18,7 +18,7 @@ from vitrail.files import atomic_path
 from vitrail.tasks.task import Task
 from vitrail.training.config import TrainConfig
 from vitrail.training.optim import group_parameters
-from vitrail.wording import SHARES
+from vitrail.wording import SHARES, name_metric
 
 RESULTS = "results.csv"
 LARGEST = 64 * 2**20  # bytes of a file that we read
@@ -176,7 +176,7 @@ class Choice(NamedTuple):
     @property
     def title(self) -> str:
         """For people."""
-        return self.metric.replace("_", " ")
+        return name_metric(self.metric)
 
 
 def choice_of(config: TrainConfig, task: Task) -> Choice:

@@ -12,7 +12,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, ProgressColum
 
 from vitrail.progress import Pulse
 from vitrail.training.listener import Listener, Plan
-from vitrail.wording import show_metric, word_arguments
+from vitrail.wording import name_metric, show_metric, word_arguments
 
 if TYPE_CHECKING:
     from vitrail.data.check.findings import DataFinding
@@ -105,7 +105,7 @@ class Display(Listener):
         if row.val_loss is not None:
             parts.append(f"val loss {row.val_loss:.4f}")
             shown = [name for name in row.shown if name in row.metrics] or list(row.metrics)[:1]
-            parts += [f"val {name.replace('_', ' ')} {show_metric(name, row.metrics[name])}" for name in shown]
+            parts += [f"val {name_metric(name)} {show_metric(name, row.metrics[name])}" for name in shown]
         parts += [f"{row.images_per_second:,.0f} images/s", f"{row.seconds:.0f} s"]
         self.console.print("  ".join(parts) + ("  [green]best[/]" if is_best else ""))
         self._heard()

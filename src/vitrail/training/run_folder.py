@@ -39,7 +39,7 @@ from vitrail.training.run_data import write_contents
 from vitrail.training.setup import Setup
 from vitrail.training.snapshots import LAST
 from vitrail.untrusted import parse_json, read_bytes, read_yaml
-from vitrail.wording import counted, show_metric
+from vitrail.wording import counted, name_metric, show_metric
 
 CONFIG, SPLIT, METRICS, REPORT = "config.yaml", "split.csv", "metrics.json", "report.html"
 LOCK = ".lock"
@@ -124,7 +124,7 @@ class Run:
                 shown = Text(f"{name:5} ")
                 for metric in [each for each in self.shown if each in score.metrics] or list(score.metrics)[:1]:
                     value = Text(show_metric(metric, score.metrics[metric]), "bold")
-                    shown += Text(f"{metric.replace('_', ' ')} ") + value + Text("  ")
+                    shown += Text(f"{name_metric(metric)} ") + value + Text("  ")
                 yield shown + Text(f"loss {score.loss:.4f}  ({counted(score.count, 'picture')}{chose})")
 
     def _repr_png_(self) -> bytes | None:
