@@ -1,6 +1,6 @@
 """What `balance="auto"` is worth on a long tail: the table "Uneven classes" of docs/train.md.
 
-    python -m benchmarks.balance --cifar DIR [--seeds 3] [--epochs 10] [--ratio 100]
+    python -m benchmarks.balance --cifar DIR [--seeds 3] [--epochs 12] [--ratio 100]
 
 DIR holds CIFAR-10 in its binary layout. Of its training pictures, class k of 0 … 9 keeps 5,000 · ratio^(-k / 9), chosen
 at random with the seed: the long tail of "Class-Balanced Loss" (Cui et al., 2019), 12,406 pictures at 100:1, of which a
@@ -115,7 +115,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--cifar", type=Path, required=True)
     parser.add_argument("--seeds", type=int, default=3)
-    parser.add_argument("--epochs", type=int, default=10, help="of training from scratch")
+    parser.add_argument("--epochs", type=int, default=12, help="of training from scratch")
     parser.add_argument("--ratio", type=float, default=100.0, help="of the largest class to the smallest")
     parser.add_argument("--largest", type=int, default=LARGEST, help="pictures of the largest class")
     parser.add_argument("--test", type=int, help="only so many test pictures, to try this out")

@@ -20,6 +20,7 @@ from vitrail.data import Dataset
 from vitrail.errors import ConfigError
 from vitrail.ranks import Ranks
 from vitrail.tasks.several import Several
+from vitrail.tasks.task import make_task
 from vitrail.training import Listener, balance, train
 from vitrail.training.balance import (
     count_labels,
@@ -101,6 +102,16 @@ def test_a_task_offers_what_it_has(make_setup: Callable[..., Setup]) -> None:
         settle_balance(setup, print)
     with pytest.raises(ConfigError, match="balance must be"):
         quick_config(balance="smote")
+
+
+def test_measured_values_have_nothing_to_balance(make_setup: Callable[..., Setup]) -> None:
+    heard, setup = Hearing(), make_setup(balance="auto")
+    train = setup.dataset.split("train").select(range(2))
+    train.labels = np.array([[0.5], [20.0]], dtype=np.float32)
+    dataset = replace(setup.dataset, splits={"train": train}, classes=("weight",), task="number")
+    numbers = replace(setup, dataset=dataset, task=make_task("number"))
+    assert settle_balance(numbers, heard.said).optim.balance == "none"
+    assert heard.lines == []
 
 
 @pytest.mark.parametrize(("asked", "chosen"), [("none", "accuracy"), ("logit", "balanced_accuracy")])

@@ -84,8 +84,9 @@ def settle_balance(setup: Setup, say: Say) -> TrainConfig:
         if on_features and setup.has_validation and has_uneven_classes(setup):
             return config
         balance = _usual(setup.task, counts)
-        because = f"{setup.task.noun[1]} are {'even' if balance == 'none' else 'uneven'}{_extremes(counts)}"
-        say(f"balance: {NAMES.get(balance, 'none')}, since {because}")
+        because = f"{setup.task.noun[1]} are {'uneven' if is_uneven(counts) else 'even'}{_extremes(counts)}"
+        if len(setup.task.balances) > 1:  # where labels are numbers, there is nothing to balance
+            say(f"balance: {NAMES.get(balance, 'none')}, since {because}")
         return apply_changes(config, {"balance": balance})
     if config.optim.balance == "none" and has_uneven_classes(setup):
         say(
