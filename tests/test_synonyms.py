@@ -26,7 +26,7 @@ TRAIN = {
     "data": "dataset",
     "model": "arch model_name",
     "patience": "early_stopping",
-    "track": "tensorboard",
+    "track": "tensorboard wandb mlflow",
 }
 PAIRS = [(typed, ours) for ours, names in TRAIN.items() for typed in names.split()]
 
@@ -46,7 +46,8 @@ def test_the_usual_names_lead_to_ours(typed: str, ours: str, capsys: pytest.Capt
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["train", "x", "--wandb"], "vitrail sends nothing to such a service; --track writes TensorBoard files."),
+        (["train", "x", "--wandb"], "did you mean --track?"),
+        (["train", "x", "--neptune"], "vitrail does not know this service; --track names those that it knows."),
         (["train", "x", "--class-weights", "1"], "vitrail has no class weights; a table may list"),
         (["train", "x", "--zebra"], "vitrail train has no option --zebra; see vitrail train --help."),
         (["train", "x", "--epohcs=3"], "did you mean --epochs?"),

@@ -2,6 +2,7 @@
 
 import os
 import shutil
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -9,6 +10,8 @@ from pathlib import Path
 import pytest
 from tests.data.conftest import picture
 from tests.prediction.conftest import write_tiny
+
+from fuzzing import in_fuzz_only
 
 CONTROL = "control.invalid"  # is looked up on purpose, to see that it is counted
 
@@ -54,7 +57,8 @@ int connect(int socket, const struct sockaddr *address, socklen_t length) {
 """
 
 WORK = f"""
-import os, signal, socket, threading, urllib.request
+import json, os, signal, socket, threading, urllib.request
+from fuzzing import in_fuzz_only
 import vitrail
 
 picture = open("cat.png", "rb").read()
@@ -62,6 +66,8 @@ vitrail.export("tiny.safetensors", "tiny.onnx")
 vitrail.export("tiny.safetensors", "tiny", to="openvino")
 for model in ("tiny.safetensors", "tiny.onnx", "tiny"):
     vitrail.load(model).predict("cat.png")
+vitrail.train("digits", epochs=1, batch_size=512, check=False, report=False, track="wandb,mlflow", out="run")
+assert json.load(open("run/tracking.json")).keys() == {{"wandb", "mlflow"}}
 try:
     socket.getaddrinfo("{CONTROL}", 80)
 except OSError:
@@ -82,8 +88,8 @@ vitrail.serve({{"a": "tiny.onnx", "b": "tiny"}}, on_ready=ready, port=0, threads
 """
 
 
-@pytest.mark.slow
-def test_loading_predicting_exporting_and_serving_look_up_nothing(tmp_path: Path) -> None:
+@in_fuzz_only
+def test_loading_predicting_exporting_tracking_and_serving_look_up_nothing(tmp_path: Path) -> None:
     """ONNX Runtime makes its identifier and its queue of reports when it is imported, and sends them seconds later."""
     compiler = shutil.which("cc")
     if compiler is None or sys.platform != "linux":
@@ -95,11 +101,20 @@ def test_loading_predicting_exporting_and_serving_look_up_nothing(tmp_path: Path
     picture(0).save(tmp_path / "cat.png")
     places = dict.fromkeys(("HOME", "TMPDIR", "XDG_CACHE_HOME"), str(home))
     chosen = {"LD_PRELOAD": str(watch), "LOOKED_UP": str(looked_up), "VITRAIL_CACHE": str(tmp_path / "cache")}
-    unset = {"ORT_DISABLE_TELEMETRY", "HF_HUB_DISABLE_TELEMETRY", "DISABLE_TELEMETRY", "DO_NOT_TRACK"}
+    chosen["MPLCONFIGDIR"] = str(tmp_path / "matplotlib")
+    unset = {"ORT_DISABLE_TELEMETRY", "HF_HUB_DISABLE_TELEMETRY", "DISABLE_TELEMETRY", "DO_NOT_TRACK", "CI"}
+    unset |= {name for name in os.environ if name.startswith(("WANDB_", "MLFLOW_", "PYTEST_", "GITHUB_"))}
     environment = {name: value for name, value in os.environ.items() if name not in unset} | places | chosen
-    child = subprocess.run(
-        [sys.executable, "-c", WORK], cwd=tmp_path, env=environment, capture_output=True, text=True, check=False
-    )
+    # A program that is linked without the C library, as W&B's is, would go through this proxy.
+    with socket.create_server(("127.0.0.1", 0)) as proxy:
+        proxy.setblocking(False)
+        address = f"http://127.0.0.1:{proxy.getsockname()[1]}"
+        environment |= {"HTTP_PROXY": address, "HTTPS_PROXY": address, "NO_PROXY": "127.0.0.1,localhost"}
+        child = subprocess.run(
+            [sys.executable, "-c", WORK], cwd=tmp_path, env=environment, capture_output=True, text=True, check=False
+        )
+        with pytest.raises(BlockingIOError):  # nobody has called
+            proxy.accept()
     assert "answered" in child.stdout, child.stderr
     outside = {name for name in looked_up.read_text().split() if name not in ("127.0.0.1", "::1", "localhost")}
     assert outside == {CONTROL}
@@ -107,7 +122,10 @@ def test_loading_predicting_exporting_and_serving_look_up_nothing(tmp_path: Path
 
 
 def test_whoever_wants_to_report_may(monkeypatch: pytest.MonkeyPatch) -> None:
-    code = "import os, vitrail; print(os.environ['ORT_DISABLE_TELEMETRY'], os.environ['HF_HUB_DISABLE_TELEMETRY'])"
-    monkeypatch.delenv("HF_HUB_DISABLE_TELEMETRY", raising=False)
+    usual = {"HF_HUB_DISABLE_TELEMETRY": "1", "MLFLOW_DISABLE_TELEMETRY": "true", "WANDB_ERROR_REPORTING": "false"}
+    for name in usual:
+        monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("ORT_DISABLE_TELEMETRY", "0")
-    assert subprocess.check_output([sys.executable, "-c", code], text=True).split() == ["0", "1"]
+    names = ["ORT_DISABLE_TELEMETRY", *usual]
+    code = f"import os, vitrail; print(*[os.environ[name] for name in {names}])"
+    assert subprocess.check_output([sys.executable, "-c", code], text=True).split() == ["0", *usual.values()]

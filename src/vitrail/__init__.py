@@ -54,10 +54,12 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 
-# ONNX Runtime and huggingface_hub report their use to their makers unless these are set when they are imported.
+# These libraries report their use, or their errors, to their makers unless this is set when they are imported.
 # OpenVINO asks in Python: `runtimes/openvino_runtime.py`.
 os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
 os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
+os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
+os.environ.setdefault("WANDB_ERROR_REPORTING", "false")
 
 avoid_unusable_amx()  # oneDNN asks once, when torch or OpenVINO first compute: later would be too late
 

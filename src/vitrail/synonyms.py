@@ -47,7 +47,7 @@ SYNONYMS = {
     "threads": "num_threads n_threads workers num_workers",
     "seed": "random_seed random_state manual_seed",
     "save_minutes": "save_every save_freq save_interval save_steps save_period",
-    "track": "tensorboard tb logger report_to",
+    "track": "tensorboard tb logger report_to wandb use_wandb wandb_project mlflow use_mlflow",
     "config": "cfg yaml config_file hyp",
     "data": "dataset dataset_path dataset_name data_path data_root train_dir train_data input input_dir images folder",
     "pictures": "data images image input input_dir source files folder dataset data_dir",
@@ -70,9 +70,7 @@ SYNONYMS = {
 }
 # What we do not have → what to do instead, and what it is usually called.
 ABSENT = {
-    "vitrail sends nothing to such a service; `track=True` writes TensorBoard files": (
-        "wandb use_wandb wandb_project mlflow comet clearml neptune"
-    ),
+    "vitrail does not know this service; `track=` names those that it knows": "comet clearml neptune aim",
     "vitrail has no class weights; a table may list the pictures of rare classes more than once": (
         "class_weight class_weights weighted_loss balanced pos_weight weighted_sampler"
     ),

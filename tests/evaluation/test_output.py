@@ -14,18 +14,10 @@ import sklearn.metrics as sk
 from vitrail.blocks import Report
 from vitrail.data import Dataset
 from vitrail.evaluation.measurement import Measurement, measure_split
-from vitrail.evaluation.output import (
-    COLUMNS,
-    confusions,
-    disk_bytes,
-    facts,
-    write_classes,
-    write_confusion,
-    write_facts,
-    write_predictions,
-)
+from vitrail.evaluation.output import columns, disk_bytes, facts, write_facts, write_predictions, write_tables
 from vitrail.prediction import Predictor
 from vitrail.report.render import write_report
+from vitrail.tasks.one_results import OneResults
 
 
 @pytest.mark.parametrize(
@@ -89,9 +81,13 @@ def write_all(found: Measurement, folder: Path) -> int:
     """Every file of an evaluation, and its bytes."""
     write_facts(facts(found), folder / "metrics.json")
     write_predictions(found, folder / "predictions.csv")
-    write_classes(found, folder / "classes.csv")
-    write_confusion(found, folder / "confusion.csv")
+    write_tables(found, folder)
     return sum(path.stat().st_size for path in folder.iterdir())
+
+
+def confusions(found: Measurement, count: int) -> list[tuple[str, str, int]]:
+    assert isinstance(found.results, OneResults)
+    return found.results.confusions(count)
 
 
 def read(path: Path) -> list[dict[str, str]]:
@@ -142,16 +138,9 @@ def test_the_tables_are_scikit_learns(tmp_path: Path) -> None:
 def test_cells_cannot_start_a_formula_unless_raw(tmp_path: Path) -> None:
     found = make_evaluation(3, 20)
     hostile = replace(found, classes=("=cmd()", "-1", "\x1b[31mred"), broken={"+a.png": "@b"})
-    writers = {
-        "predictions": write_predictions,
-        "classes": write_classes,
-        "confusion": write_confusion,
-    }
-    for name, write in writers.items():
-        write(hostile, tmp_path / "a.csv")
-        cells = {cell for row in read(tmp_path / "a.csv") for cell in row.values()}
-        assert {"'=cmd()", "-1", "\\x1b[31mred"} <= cells, name
-        write(hostile, tmp_path / "b.csv", raw=True)
-        assert {"=cmd()", "-1", "\x1b[31mred"} <= {cell for row in read(tmp_path / "b.csv") for cell in row.values()}
+    for raw, texts in ((False, {"'=cmd()", "-1", "\\x1b[31mred"}), (True, {"=cmd()", "-1", "\x1b[31mred"})):
+        write_predictions(hostile, tmp_path / "predictions.csv", raw=raw)
+        for path in (tmp_path / "predictions.csv", *write_tables(hostile, tmp_path, raw=raw)):
+            assert texts <= {cell for row in read(path) for cell in row.values()}, path
     write_predictions(hostile, tmp_path / "a.csv")
-    assert tuple(read(tmp_path / "a.csv")[-1].values()) == ("'+a.png", *[""] * (len(COLUMNS) - 2), "'@b")
+    assert tuple(read(tmp_path / "a.csv")[-1].values()) == ("'+a.png", *[""] * (len(columns(hostile)) - 2), "'@b")

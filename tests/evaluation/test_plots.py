@@ -21,11 +21,12 @@ from vitrail.canvas import DARK, LIGHT, Theme
 from vitrail.data import Dataset
 from vitrail.evaluation import plots
 from vitrail.evaluation.measurement import Measurement, measure_split
-from vitrail.evaluation.plots import mistakes_sheet, top_losses
+from vitrail.evaluation.plots import mistakes_sheet
 from vitrail.evaluation.robustness import Robustness
 from vitrail.explanation.paper_figures import Filters, plot_distance, plot_filters, plot_positions
 from vitrail.prediction import Predictor
 from vitrail.tasks.one_metrics import Confusion, count_pairs, measure
+from vitrail.tasks.one_plots import confusion_figure, reliability_figure
 from vitrail.tasks.rates import rate
 
 
@@ -43,7 +44,7 @@ def confusion(matrix: np.ndarray) -> Confusion:
 def test_confusion_of_few_and_many_classes(count: int, tmp_path: Path) -> None:
     matrix = np.diag(np.arange(1, count + 1))
     matrix[0, 1] = 3
-    figure = plots.confusion_figure(confusion(matrix), [f"class $ {label}" for label in range(count)], "a title")
+    figure = confusion_figure(confusion(matrix), [f"class $ {label}" for label in range(count)], "a title")
     canvas.save_figure(figure, tmp_path / "a.png")
     axes = figure.axes[0]
     texts = {text.get_text() for text in axes.texts}
@@ -58,14 +59,14 @@ def test_confusion_of_few_and_many_classes(count: int, tmp_path: Path) -> None:
 def test_of_very_many_classes_the_most_frequent_mistakes_are_shown(tmp_path: Path) -> None:
     matrix = np.diag(np.full(101, 10))
     matrix[7, 8], matrix[8, 7] = 5, 2
-    figure = plots.confusion_figure(confusion(matrix), [f"class {label}" for label in range(101)], "a title")
+    figure = confusion_figure(confusion(matrix), [f"class {label}" for label in range(101)], "a title")
     canvas.save_figure(figure, tmp_path / "a.png")
     axes = figure.axes[0]
     assert [label.get_text() for label in axes.get_yticklabels()] == ["class 7 → class 8", "class 8 → class 7"]
     assert [bar.get_width() for bar in bars(axes)] == [5, 2]
     assert [text.get_text() for text in axes.texts] == [" 33%", " 17%"]
     assert "2 most frequent mistakes" in axes.get_title(loc="left")
-    perfect = plots.confusion_figure(confusion(np.diag(np.full(101, 1))), [str(label) for label in range(101)], "t")
+    perfect = confusion_figure(confusion(np.diag(np.full(101, 1))), [str(label) for label in range(101)], "t")
     canvas.save_figure(perfect, tmp_path / "b.png")
     assert "no picture is misclassified" in perfect.axes[0].get_title(loc="left")
 
@@ -77,10 +78,10 @@ def draw_all(theme: Theme) -> dict[str, Figure]:
     filters = Filters(pictures=torch.rand(8, 3, 4, 4), what="filters", explained=None)
     calibration = measure(np.log([[0.9, 0.1], [0.6, 0.4]]), [0, 1]).calibration
     return {
-        "matrix": plots.confusion_figure(confusion(np.eye(3, dtype=np.int64)), names, "t", theme),
-        "pairs": plots.confusion_figure(confusion(np.eye(101, dtype=np.int64)), ["x"] * 101, "t", theme),
-        "reliability": plots.reliability_figure(calibration, "t", theme),
-        "robustness": plots.robustness_figure(Robustness(clean=rate(9, 10), curves=curves), "t", theme),
+        "matrix": confusion_figure(confusion(np.eye(3, dtype=np.int64)), names, "t", theme),
+        "pairs": confusion_figure(confusion(np.eye(101, dtype=np.int64)), ["x"] * 101, "t", theme),
+        "reliability": reliability_figure(calibration, "t", theme),
+        "robustness": plots.robustness_figure(Robustness(clean=rate(9, 10), curves=curves, pictures=10), "t", theme),
         "filters": plot_filters(filters, theme),
         "positions": plot_positions(similarity, "learned", theme),
         "distance": plot_distance(torch.rand(3, 4), 2, (32, 32), theme),
@@ -110,7 +111,7 @@ def contrast_of(one: tuple[float, ...], other: tuple[float, ...]) -> float:
 
 def test_names_of_any_script_are_drawn_without_a_warning(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(canvas, "_installed", lambda: ("DejaVu Serif",))
-    figure = plots.confusion_figure(confusion(np.eye(3, dtype=np.int64)), ["日本", "中国", "a"], "한국")
+    figure = confusion_figure(confusion(np.eye(3, dtype=np.int64)), ["日本", "中国", "a"], "한국")
     canvas.save_figure(figure, tmp_path / "a.png")
     encode_figure(lambda _: figure, "the same on a page")
     families = {tuple(label.get_fontfamily()) for label in (*figure.axes[0].get_yticklabels(), figure.axes[0].title)}
@@ -119,7 +120,7 @@ def test_names_of_any_script_are_drawn_without_a_warning(tmp_path: Path, monkeyp
 
 def test_reliability_bars_are_the_accuracy(tmp_path: Path) -> None:
     calibration = measure(np.log([[0.9, 0.1], [0.9, 0.1], [0.6, 0.4]]), [0, 1, 0]).calibration
-    figure = plots.reliability_figure(calibration, "a title")
+    figure = reliability_figure(calibration, "a title")
     canvas.save_figure(figure, tmp_path / "a.png")
     heights = sorted(bar.get_height() for bar in bars(figure.axes[0]))
     assert heights == [0.5, 1.0]
@@ -132,7 +133,7 @@ def test_reliability_bars_are_the_accuracy(tmp_path: Path) -> None:
 
 def test_robustness_curves(tmp_path: Path) -> None:
     curves = {"blur": tuple(rate(90 - 10 * level, 100) for level in range(5)), "jpeg": (rate(50, 100),) * 5}
-    figure = plots.robustness_figure(Robustness(clean=rate(95, 100), curves=curves), "a title")
+    figure = plots.robustness_figure(Robustness(clean=rate(95, 100), curves=curves, pictures=10), "a title")
     canvas.save_figure(figure, tmp_path / "a.png")
     lines = [list(line.get_ydata()) for line in figure.axes[0].lines]
     assert lines[0] == [0.95, 0.9, 0.8, 0.7, 0.6, 0.5]
@@ -153,7 +154,7 @@ def test_maps_colour_by_class(classes: int, tmp_path: Path) -> None:
 
 
 def test_drawing_does_not_touch_matplotlibs_state() -> None:
-    code = "import sys, vitrail.evaluation.plots; sys.exit('matplotlib.pyplot' in sys.modules)"
+    code = "import sys, vitrail.evaluation.plots, vitrail.tasks.one_plots; sys.exit('matplotlib.pyplot' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0
 
 
@@ -173,15 +174,15 @@ def answers() -> Measurement:
 
 
 def test_top_losses_are_mistakes_and_the_worst_first(answers: Measurement) -> None:
-    assert top_losses(answers, 9).tolist() == [1, 2, 3]
-    assert top_losses(answers, 1).tolist() == [1]
+    assert answers.results.worst(9).tolist() == [1, 2, 3]
+    assert answers.results.worst(1).tolist() == [1]
     assert answers.images_per_second == 2
 
 
 def test_the_sheet_shows_the_pictures_of_the_mistakes(predictor: Predictor, arrays: Dataset) -> None:
     found = measure_split(predictor, arrays)
     sheet = np.array(mistakes_sheet(found, arrays).convert("RGB"))
-    worst = arrays.split("test").picture(int(found.samples[top_losses(found, 1)[0]]))
+    worst = arrays.split("test").picture(int(found.samples[found.results.worst(1)[0]]))
     assert isinstance(worst, np.ndarray | torch.Tensor)
     # The first tile, 20×24 enlarged to a width of 112, begins at the margin, below the heading.
     tile = sheet[50:143, 16:128]

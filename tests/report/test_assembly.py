@@ -63,7 +63,7 @@ def test_a_run_ends_with_a_report(run: Path) -> None:
         "torch",
     ):
         assert text in whole, text
-    assert len(page.all("svg")) == 5  # loss, accuracy and learning rate; coverage and sizes of label sets
+    assert len(page.all("svg")) == 6  # loss, two accuracies and learning rate; coverage and sizes of label sets
     rows = [row.split(",") for row in (run / "predictions.csv").read_text().splitlines()]
     assert sum(row[5] == "0" for row in rows) > insights.MISTAKES
     right = {row[1] for row in rows if row[5] == "1"}
@@ -79,7 +79,7 @@ def test_eval_of_a_run_has_its_curves_too(
     assert "wrote runs/eval-1/report.html, " in capsys.readouterr().out
     page = check_page(read_page(Path("runs/eval-1")))
     assert "of 269 val pictures of digits correctly" in " ".join(page.text)
-    assert len(page.all("svg")) == 5  # loss, accuracy and learning rate; coverage and sizes of label sets
+    assert len(page.all("svg")) == 6  # loss, two accuracies and learning rate; coverage and sizes of label sets
 
 
 def test_what_the_check_found_is_printed_kept_and_reported_and_val_chose_the_epoch(

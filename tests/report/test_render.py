@@ -33,10 +33,10 @@ from vitrail.blocks import (
 from vitrail.data import Dataset
 from vitrail.data.check.findings import CheckRecord, Trouble
 from vitrail.evaluation.measurement import Measurement, measure_split
-from vitrail.evaluation.output import worst_first
 from vitrail.prediction import Predictor
 from vitrail.report.render import MOST_BYTES, render, round_steps, thin
 from vitrail.report.sections import check_blocks, data_section, headline, result_section, verdict
+from vitrail.tasks.one_scores import worst_first
 
 HOSTILE = (
     "<script>alert(1)</script>",

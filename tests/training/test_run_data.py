@@ -308,7 +308,7 @@ def test_labels_of_every_task_are_kept(labels: list[str], new: str, task: str, t
     write_split_file(data, tmp_path / "split.csv")
     write_table(tmp_path, [labels[0], new, *labels[2:]])
     notes: list[str] = []
-    again = reopen_data(config_for(table), tmp_path / "split.csv", notes.append)
+    again = reopen_data(apply_changes(config_for(table), {"task": task}), tmp_path / "split.csv", notes.append)
     assert again.task == task
     assert notes == ["1 picture is now labelled otherwise; the run keeps the labels that it began with: 1.png"]
     for name, source in data.splits.items():

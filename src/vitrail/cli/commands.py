@@ -12,6 +12,7 @@ import re
 import sys
 import types
 from collections.abc import Callable, Iterable, Sequence
+from difflib import get_close_matches
 from functools import cache, partial
 from importlib import import_module
 from pathlib import Path
@@ -195,6 +196,8 @@ def _declare(argument: inspect.Parameter, text: str, verb: Verb) -> _Declared:
         options["show_default"] = False
     elif kind in LISTS and isinstance(default, tuple):
         options["show_default"] = as_typed
+    if default is False and kind is not bool:  # a list that is also a switch
+        default = None
     hint = kind if default is not None or kind is bool else kind | None
     place = argument.POSITIONAL_OR_KEYWORD if positional else argument.KEYWORD_ONLY
     return _Declared(Annotated[hint, Parameter(**options)], place, default)
@@ -260,7 +263,9 @@ def split_list(kind: Any, tokens: Sequence[Token]) -> tuple[Any, ...]:
     if choices := get_args(kinds[0]):
         for item in items:
             if item not in choices:
-                raise ConfigError(f"must be any of {', '.join(choices)}; got {item!r}.", field=name)
+                near = get_close_matches(item, choices, n=1)
+                hint = f"; did you mean {near[0]}?" if near else "."
+                raise ConfigError(f"must be any of {', '.join(choices)}; got {item!r}{hint}", field=name)
     return tuple(item for item in items if item)
 
 
@@ -292,6 +297,13 @@ def _settings(annotation: Any) -> dict[str, _Declared]:
     return {"settings": _Declared(Annotated[fields, Parameter(name="*")], default=fields())}
 
 
+class _Unchecked:
+    """Where pydantic happens to be loaded, cyclopts checks values with it, and would refuse `UNSET`."""
+
+    def __get_pydantic_core_schema__(self, *_: object) -> dict[str, str]:
+        return {"type": "any"}
+
+
 def optional_fields(*configs: type[Any], default: str = "the recipe's, else {}") -> type[Any]:
     """A dataclass with every field of the configs, unset by default, with the configs' own help texts.
 
@@ -308,7 +320,7 @@ def optional_fields(*configs: type[Any], default: str = "the recipe's, else {}")
                 text = f"{text.removesuffix('.')} [default: {default.format(shown)}]."
             hint, more = _field_type(hints[field.name])
             parameter = Parameter(help=text, show_default=False, group=group, **more)
-            fields.append((field.name, Annotated[hint, parameter], dataclasses.field(default=UNSET)))
+            fields.append((field.name, Annotated[hint, parameter, _Unchecked()], dataclasses.field(default=UNSET)))
     flags = dataclasses.make_dataclass("Settings", fields, frozen=True, kw_only=True)
     flags.__module__ = __name__  # cyclopts ignores a dataclass without a module of its own
     return flags
@@ -318,8 +330,9 @@ def _field_type(hint: Any) -> tuple[Any, dict[str, Any]]:
     """An image size is typed 384 or 224x320, and a list with commas."""
     if hint == tuple[int, int] | None:
         return str | None, {}
-    if get_origin(hint) is tuple:
-        return hint | None, {"negative": (), **list_options(get_args(hint)[0])}
+    for kind in (hint, *get_args(hint)):
+        if get_origin(kind) is tuple:
+            return kind | None, {"negative": (), **list_options(get_args(kind)[0])}
     return (hint, {"negative": ()}) if dataclasses.is_dataclass(hint) else (hint | None, {})
 
 

@@ -65,6 +65,7 @@ def _describe_unknown(typed: str, command: str, known: Sequence[str]) -> str:
 RENAMED = {argument: flag for verb in VERBS.values() for argument, flag in verb.flags.items()}
 OLD_FLAGS = {"--classes": "--class-names", "--where": "--data"}  # which go on working
 ALIASES = {"--class-names": "--classes"}  # of train, whose config.yaml has that name
+PLAIN = {"--track": "tensorboard"}  # flags that need no value → what they mean without one
 NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)")
 
 
@@ -86,10 +87,14 @@ def renew(app: App, tokens: Sequence[str]) -> tuple[list[str], list[str]]:
             flag = OLD_FLAGS[flag]
         flag = flag if flag in by_name else ALIASES.get(flag, flag)
         positive = flag.replace("--no-", "--", 1)
-        if flag not in by_name and positive != flag and positive in by_name and by_name[positive].hint is bool:
+        is_switch = positive in PLAIN or (positive in by_name and by_name[positive].hint is bool)
+        if flag not in by_name and positive != flag and positive in by_name and is_switch:
             notes.append(f"{flag} is the default; omit it")
             continue
         fits = _fits(by_name[flag].hint) if flag in by_name and by_name[flag].parameter.n_tokens == 1 else None
+        if flag in by_name and flag in PLAIN and not equals and not (rest and _resembles(rest[0], by_name[flag].hint)):
+            renewed.append(f"{flag}={PLAIN[flag]}")
+            continue
         if fits is None or equals or not rest:
             renewed.append(f"{flag}{equals}{value}")
             continue
@@ -100,6 +105,13 @@ def renew(app: App, tokens: Sequence[str]) -> tuple[list[str], list[str]]:
             notes.append(f"lists have commas: {flag} {','.join(items)}")
         renewed.append(f"{flag}={','.join(items)}")
     return renewed, notes
+
+
+def _resembles(word: str, hint: Any) -> bool:
+    """Whether a word was meant as items of a list of choices; a mistyped one too."""
+    (kind,) = (kind for kind in (hint, *get_args(hint)) if get_origin(kind) is tuple)
+    choices = get_args(get_args(kind)[0])
+    return all(get_close_matches(item.strip(), choices, n=1) for item in word.split(","))
 
 
 def _fits(hint: Any) -> Callable[[str], object]:
@@ -133,6 +145,7 @@ def as_flags(message: str, flags: set[str]) -> str:
             return f"{name}={value}"
         if value in ("True", "False"):
             return flag if value == "True" else flag.replace("--", "--no-", 1)
-        return f"{flag} {value.strip(QUOTES)}".rstrip()
+        listed = value[1:-1].replace(", ", ",") if value.startswith("(") else value  # a list is typed with commas
+        return f"{flag} {listed.strip(QUOTES)}".rstrip()
 
     return word_arguments(message, spell)

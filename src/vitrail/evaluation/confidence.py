@@ -13,7 +13,7 @@ import numpy as np
 
 from vitrail.data.source import Dataset, refuse_broken
 from vitrail.errors import DataError
-from vitrail.evaluation.measurement import Measurement, Singles, align_classes, choose, make_measurement, run
+from vitrail.evaluation.measurement import Measurement, Singles, align_outputs, choose, make_measurement, run
 from vitrail.evaluation.ood import TRAINING_PICTURES, fit_familiarity
 from vitrail.prediction import Predictor
 from vitrail.progress import Advance
@@ -27,7 +27,7 @@ class SplitOutputs(NamedTuple):
     """What a model computes for some pictures of a split."""
 
     samples: Integers  # (n,) those that can be read
-    logits: Singles  # (n, classes) in the order of the data
+    logits: Singles  # (n, classes) in the order that is measured
     features: Singles  # (n, D)
     broken: dict[str, str]  # the others, and why
 
@@ -49,26 +49,27 @@ def fit_trust(
     """What a calibration on a split finds, and what was measured for it; too few pictures are an error.
 
     Args:
-        known: what is known already of these samples of a split, by the order of the classes; None: nothing is.
+        known: what is known already of these samples of a split, by the order of the outputs; None: nothing is.
     """
     if len(dataset.split(split)) < FEWEST:
         raise DataError(
             f"a calibration needs at least {FEWEST} pictures that were not trained on; {split} has "
             f"{counted(len(dataset.split(split)), 'picture')}."
         )
-    order = align_classes(predictor, dataset.classes, by_position=by_position)
+    outputs = align_outputs(predictor, dataset, by_position=by_position)
 
     def outputs_of(name: str, limit: int | None = None) -> SplitOutputs:
         samples = choose(len(dataset.split(name)), limit)
-        return known(name, samples, order) or _compute(predictor, dataset, name, order, samples, progress)
+        return known(name, samples, outputs.order) or _compute(
+            predictor, dataset, name, outputs.order, samples, progress
+        )
 
     start = time.perf_counter()
     kept, logits, features, broken = outputs_of(split)
     seconds = time.perf_counter() - start
     seen, _, trained_on, _ = outputs_of("train", TRAINING_PICTURES)
-    measurement = make_measurement(dataset, split, kept, logits, broken, seconds)
-    names, data = dataset.classes, f"{dataset.name}, {split}"
-    trust = predictor.task.calibrate(logits, measurement.targets, names, data)
+    measurement = make_measurement(dataset, split, outputs, kept, logits, broken, seconds)
+    trust = predictor.task.calibrate(logits, measurement.targets, outputs.names, f"{dataset.name}, {split}")
     familiarity = fit_familiarity(trained_on, _classes_of(dataset.split("train").labels[seen]), features)
     trust = replace(trust, familiarity=familiarity)
     return trust, replace(measurement, familiarity=None if familiarity is None else familiarity.scores(features))

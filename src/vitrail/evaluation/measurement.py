@@ -13,19 +13,22 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from vitrail.data.chunks import read_samples
+from vitrail.data.label_kinds import LABELLINGS, Labels
 from vitrail.data.pixels import Picture
 from vitrail.data.source import Dataset, Source, refuse_broken
-from vitrail.errors import ConfigError, DataError, suggest
+from vitrail.errors import ConfigError, DataError, InputError, suggest
 from vitrail.evaluation import ViewName
 from vitrail.prediction import Predictor
 from vitrail.prediction.results import familiarity_of
 from vitrail.progress import Advance
 from vitrail.ranks import current_ranks
+from vitrail.registry import labels_of
 from vitrail.rng import Integers, permutation
-from vitrail.tasks.coverage import CURVE
 from vitrail.tasks.familiarity import is_familiar
-from vitrail.tasks.one_metrics import Answers, Floats, Metrics, SetScores, answer, check, measure, measure_sets, sum_up
-from vitrail.tasks.task import Trust
+from vitrail.tasks.one import One
+from vitrail.tasks.one_metrics import Answers, Floats, Metrics, SetScores
+from vitrail.tasks.one_scores import OneScores
+from vitrail.tasks.task import Results, Task, Trust
 from vitrail.threads import map_in_order
 
 COVERAGE = 0.95  # of the label sets that are measured unless another is requested
@@ -66,41 +69,50 @@ class Measurement:
 
     data: str
     split: str
-    classes: tuple[str, ...]  # in the order of the logits and targets
+    classes: tuple[str, ...]  # the names of the outputs, in their order and that of the targets
     samples: Integers  # (N,) indices in the split, ascending
     keys: tuple[str, ...]  # the names of these samples
-    logits: Singles  # (N, classes); with test-time augmentation, the logarithms of the mean probabilities
-    targets: Integers  # (N,)
+    logits: Singles  # (N, classes) the model's outputs; with test-time augmentation, averaged as the task says
+    targets: Labels  # (N,) classes, or (N, classes)
+    task: Task = field(default_factory=One)  # what they mean
     broken: dict[str, str] = field(default_factory=dict[str, str])  # picture → why it could not be read
     seconds: float | None  # None if the features were known already
     trust: Trust | None = None  # what the model's calibration found
     familiarity: Floats | None = None  # (N,) the scores of its `Familiarity`; None if it cannot tell
     coverage: float = COVERAGE  # of the label sets that are measured
+    train_counts: tuple[int, ...] = ()  # training pictures with each label; empty: unknown
     chose_epoch: bool = False  # the weights are those of the best epoch on this split: optimistic
 
     @cached_property
+    def results(self) -> Results:
+        """What the outputs are worth, as the task sees it."""
+        results = self.task.measure(self.logits, self.targets, self.classes, self.trust, self.coverage)
+        return results.trained_on(self.train_counts)
+
+    @property
+    def metrics(self) -> Any:
+        """The numbers: `Metrics` for one class per picture; for another task, what its results offer."""
+        return self.results.metrics
+
+    @property
     def answers(self) -> Answers:
-        """The prediction for each picture, its confidence, and its loss."""
-        return answer(*check(self.logits, self.targets), self.trust)
+        """For one class per picture: the prediction for each picture, its confidence, and its loss."""
+        return self._scores("answers").answers
 
-    @cached_property
-    def metrics(self) -> Metrics:
-        return sum_up(self.answers, self.targets, len(self.classes))
-
-    @cached_property
+    @property
     def label_sets(self) -> SetScores | None:
-        """How often the label sets of the coverage hold the truth; None if the model was not calibrated for them."""
-        return self.label_sets_at(self.coverage)
+        """For one class per picture: how often label sets hold the truth; None without a calibration for them."""
+        return self._scores("label_sets").label_sets
 
-    def label_sets_at(self, coverage: float) -> SetScores | None:
-        if self.trust is None or self.trust.sets is None:
-            return None
-        return measure_sets(self.trust.sets, self.logits, self.targets, self.trust, coverage)
+    @property
+    def uncalibrated(self) -> Metrics:
+        """For one class per picture: the metrics as they would be without the calibration."""
+        return self._scores("uncalibrated").uncalibrated
 
-    def coverage_curve(self) -> list[SetScores]:
-        """The label sets at every coverage of `CURVE` that the calibration can promise."""
-        highest = 0.0 if self.trust is None or self.trust.sets is None else self.trust.sets.levels[-1]
-        return [sets for level in CURVE if level <= highest and (sets := self.label_sets_at(level)) is not None]
+    def _scores(self, name: str) -> OneScores:
+        if not isinstance(self.results, OneScores):
+            raise InputError(f"`{name}` is of one class per picture; this model has the task {self.task.kind}.")
+        return self.results
 
     @cached_property
     def familiar_shares(self) -> Floats | None:
@@ -114,14 +126,53 @@ class Measurement:
         """(N,) whether each picture is like those seen in training."""
         return None if self.familiar_shares is None else is_familiar(self.familiar_shares)
 
-    @cached_property
-    def uncalibrated(self) -> Metrics:
-        """The metrics as they would be without the calibration."""
-        return self.metrics if self.trust is None else measure(self.logits, self.targets)
-
     @property
     def images_per_second(self) -> float | None:
         return None if self.seconds is None else len(self.samples) / self.seconds
+
+
+@dataclass(frozen=True, kw_only=True)
+class Outputs:
+    """Which output of a model is which label of some data.
+
+    Classes are measured in the order of the data. Where each output has a calibration or a unit of its own, the outputs
+    stay in the model's order, and the columns of the labels are put into it.
+    """
+
+    task: Task
+    names: tuple[str, ...]  # in the order of what is measured
+    order: list[int]  # of the model's outputs, for each name
+    columns: list[int] | None  # of labels (N, C), for each name; None for classes (N,)
+    train_counts: tuple[int, ...]  # training pictures with each name
+
+    def targets(self, labels: Labels) -> Labels:
+        """The labels of pictures, in the order of the names."""
+        return labels if self.columns is None else labels[:, self.columns]
+
+
+def align_outputs(predictor: Predictor, dataset: Dataset, *, by_position: bool = False) -> Outputs:
+    """How a model's outputs and the labels of data fit together; those of another task are an error."""
+    check_task(predictor.task, dataset)
+    order = align_classes(predictor, dataset.classes, by_position=by_position)
+    counts = dataset.labelling.counts(dataset.split("train").labels, len(dataset.classes))
+    columns = None
+    if predictor.task.labels != "class":
+        columns, order = np.argsort(order).tolist(), list(range(len(order)))
+    places = range(len(order)) if columns is None else columns
+    return Outputs(
+        task=predictor.task,
+        names=tuple(dataset.classes[place] for place in places),
+        order=order,
+        columns=columns,
+        train_counts=tuple(int(counts[place]) for place in places),
+    )
+
+
+def check_task(task: Task, dataset: Dataset) -> None:
+    """Refuse data whose labels are of another kind than those that a model learned."""
+    if labels_of(dataset.task) != task.labels:
+        learned, have = LABELLINGS[task.labels].what, dataset.labelling.what
+        raise DataError(f"the model learned {learned} (task {task.kind}); these data have {have}.")
 
 
 def measure_split(
@@ -139,14 +190,14 @@ def measure_split(
 
     Args:
         split: the name of one, or `all` for every picture of the data set.
-        tta: views whose probabilities are averaged.
+        tta: views whose outputs are averaged; of one class per picture, their probabilities.
         change: what to do to the prepared pictures, such as a corruption.
         limit: at most this many samples, evenly chosen and always the same.
         by_position: for a checkpoint without class names: its classes are those of the data, in the same order;
             classes that are whole numbers are ordered as numbers.
     """
-    order = align_classes(predictor, dataset.classes, by_position=by_position)
-    source = pick_split(dataset, split)
+    outputs = align_outputs(predictor, dataset, by_position=by_position)
+    order, source = outputs.order, pick_split(dataset, split)
     samples = choose(len(source), limit)
     known = familiarity_of(predictor, predictor.runtime) if tta is None else None
 
@@ -155,30 +206,39 @@ def measure_split(
             logits, features = predictor.runtime.logits_and_features(images)
             return np.concatenate([logits[:, order], known.scores(features)[:, None].astype(np.float32)], axis=1)
         shown = views(torch.from_numpy(images), tta)
-        return _average([predictor.runtime.logits(view.contiguous().numpy()) for view in shown])[:, order]
+        computed = [predictor.runtime.logits(view.contiguous().numpy()) for view in shown]
+        return predictor.task.average(computed)[:, order]
 
     start = time.perf_counter()
     kept, logits, broken = run(predictor, source, samples, compute, change=change, progress=progress)
     familiarity = None if known is None else logits[:, -1].astype(np.float64)
     logits = np.ascontiguousarray(logits[:, : len(order)])
     refuse_broken(broken, len(samples), dataset.max_broken_rate)
-    measurement = make_measurement(dataset, split, kept, logits, broken, time.perf_counter() - start)
+    measurement = make_measurement(dataset, split, outputs, kept, logits, broken, time.perf_counter() - start)
     return replace(measurement, trust=predictor.trust, familiarity=familiarity)
 
 
 def make_measurement(
-    dataset: Dataset, split: str, samples: Integers, logits: Singles, broken: dict[str, str], seconds: float
+    dataset: Dataset,
+    split: str,
+    outputs: Outputs,
+    samples: Integers,
+    logits: Singles,
+    broken: dict[str, str],
+    seconds: float,
 ) -> Measurement:
     """What a model computed for these samples of a split."""
     source = pick_split(dataset, split)
     return Measurement(
         data=dataset.name,
         split=split,
-        classes=dataset.classes,
+        classes=outputs.names,
         samples=samples,
         keys=tuple(source.key(int(sample)) for sample in samples),
         logits=logits,
-        targets=source.labels[samples],
+        targets=outputs.targets(source.labels[samples]),
+        task=outputs.task,
+        train_counts=outputs.train_counts,
         broken=broken,
         seconds=seconds,
     )
@@ -330,10 +390,3 @@ def _join(parts: list[Singles]) -> Singles:
         whole[end - len(part) : end] = part
         end -= len(part)
     return whole
-
-
-def _average(logits: list[Singles]) -> Singles:
-    if len(logits) == 1:
-        return logits[0]
-    stacked = torch.from_numpy(np.stack(logits)).log_softmax(dim=2)
-    return (stacked.logsumexp(dim=0) - math.log(len(logits))).numpy()

@@ -26,7 +26,8 @@ from vitrail.evaluation.measurement import Change, measure_split
 from vitrail.prediction import Predictor
 from vitrail.progress import Advance
 from vitrail.rng import Draws, Integers
-from vitrail.tasks.rates import Rate
+from vitrail.tasks.rates import Rate, Share
+from vitrail.tasks.task import Compared, Task
 
 SEVERITIES = (1, 2, 3, 4, 5)
 LEAST_BLUR = 0.3  # pixels, added: a share of a tiny picture's side would be nothing
@@ -123,10 +124,12 @@ _CORRUPTIONS: dict[str, Callable[[Tensor, float, Draws], Tensor]] = {
 
 @dataclass(frozen=True, kw_only=True)
 class Robustness:
-    """Top-1 accuracy without corruption, and of each corruption at severities 1 to 5."""
+    """The task's first metric without corruption, and under each corruption at severities 1 to 5."""
 
-    clean: Rate
-    curves: dict[str, tuple[Rate, ...]]
+    clean: Rate | Share
+    curves: dict[str, tuple[Rate | Share, ...]]
+    pictures: int
+    metric: str = "top-1 accuracy"
 
     @property
     def mean(self) -> float:
@@ -149,10 +152,26 @@ def measure_robustness(
     """Evaluate once for every corruption and severity, on the same `limit` samples."""
     options: dict[str, Any] = {"tta": tta, "limit": limit, "by_position": by_position, "progress": progress}
 
-    def top1(change: Change | None = None) -> Rate:
-        return measure_split(predictor, dataset, split, change=change, **options).metrics.top1
+    def measure(change: Change | None = None) -> tuple[int, Compared]:
+        measurement = measure_split(predictor, dataset, split, change=change, **options)
+        compared = measurement.results.compared()
+        assert compared is not None
+        return len(measurement.targets), compared
 
+    check_robustness(predictor.task)
     curves = {
-        kind: tuple(top1(corruption(kind, severity, predictor.preprocess)) for severity in SEVERITIES) for kind in kinds
+        kind: tuple(measure(corruption(kind, severity, predictor.preprocess))[1].share for severity in SEVERITIES)
+        for kind in kinds
     }
-    return Robustness(clean=top1(), curves=curves)
+    pictures, (metric, clean) = measure()
+    return Robustness(clean=clean, curves=curves, pictures=pictures, metric=metric)
+
+
+def check_robustness(task: Task) -> None:
+    """Refuse a task whose first metric is not from 0 to 1, so that its curves could not be drawn on one scale."""
+    if not task.compares:
+        raise ConfigError(
+            f"compares metrics from 0 to 1, such as accuracy; the task {task.kind} is measured by "
+            f"{next(iter(task.metrics))}; omit it.",
+            field="robustness",
+        )

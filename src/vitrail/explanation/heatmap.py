@@ -85,8 +85,7 @@ def enlarge(subject: Subject) -> Subject:
 
 def picture_of(subject: Subject) -> Image.Image:
     """The picture in RGB; the first three of more channels."""
-    pixels = subject.pixels if len(subject.pixels) in (1, 3) else subject.pixels[:1]
-    return to_pil(pixels).convert("RGB")
+    return to_pil(subject.pixels).convert("RGB")
 
 
 def draw_pair(subject: Subject, explanation: Explanation, full: Image.Image) -> tuple[Tile, Tile]:

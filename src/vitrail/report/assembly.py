@@ -4,7 +4,6 @@ import json
 from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +12,6 @@ import yaml
 from vitrail.blocks import Block, Drawings, Fact, Listing, Paragraph, Report, Section, Table, encode_figure
 from vitrail.data.check.findings import RECORD, read_record
 from vitrail.data.source import Dataset
-from vitrail.evaluation import plots
 from vitrail.evaluation.measurement import Measurement, measure_split, pick_split
 from vitrail.evaluation.ood import OodScores
 from vitrail.evaluation.output import facts, write_evaluation, write_facts
@@ -25,11 +23,9 @@ from vitrail.report.command_lines import data_arguments, eval_commands, run_comm
 from vitrail.report.insights import attention_section, picture_sections, trust_sections
 from vitrail.report.render import render_template, write_report
 from vitrail.report.sections import (
-    calibration_text,
     check_blocks,
     data_section,
     headline,
-    rate_text,
     result_section,
     training_section,
     verdict,
@@ -203,17 +199,13 @@ def _read_json(file: Path) -> dict[str, Any]:
 
 
 def show_evaluation(title: str, measurement: Measurement | None, facts: dict[str, Any]) -> str:
-    """An evaluation in a notebook: its numbers and the confusion matrix; only probes if there are no predictions."""
+    """An evaluation in a notebook: its numbers and the first figure; only probes if there are no predictions."""
     rows: list[tuple[str, str]] = []
     drawn = Drawings([])
     if measurement is not None:
-        metrics, names = measurement.metrics, measurement.classes
-        draw = partial(plots.confusion_figure, metrics.confusion, names, "confusion matrix")
-        drawn = Drawings([encode_figure(draw, f"Which of {len(names):,} classes are taken for which")])
-        rows += [("pictures", f"{metrics.top1.total:,}"), ("top-1 accuracy", rate_text(metrics.top1))]
-        rows += [("top-5 accuracy", rate_text(metrics.top5))] if metrics.top5 else []
-        rows += [("macro F1", f"{metrics.macro_f1:.3f}"), ("balanced accuracy", f"{metrics.balanced_accuracy:.2%}")]
-        rows += [("calibration error", calibration_text(measurement))]
+        first, *_ = measurement.results.drawings("").values()
+        drawn = Drawings([encode_figure(first.draw, first.alt.partition(";")[0])])  # its numbers are in the rows
+        rows += [("pictures", f"{len(measurement.targets):,}"), *measurement.results.summary()]
     probes: dict[str, Any] = facts.get("probes", {})
     rows += [(f"{name} probe", f"{probes[name]['top1']['value']:.2%}") for name in ("knn", "linear") if name in probes]
     if few := probes.get("shots"):

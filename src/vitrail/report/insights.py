@@ -6,7 +6,6 @@ from torch import Tensor
 
 from vitrail.blocks import (
     Block,
-    Curve,
     Drawings,
     EncodedPicture,
     Fact,
@@ -14,10 +13,7 @@ from vitrail.blocks import (
     GalleryTile,
     Numbers,
     Paragraph,
-    Plot,
-    Plots,
     Section,
-    Table,
     encode_figure,
     encode_photo,
 )
@@ -25,8 +21,6 @@ from vitrail.data.source import Dataset
 from vitrail.errors import ExplanationError, VitrailError
 from vitrail.evaluation.measurement import Booleans, Measurement, align_classes, pick_split
 from vitrail.evaluation.ood import OodScores
-from vitrail.evaluation.output import class_sets, worst_first
-from vitrail.evaluation.plots import top_losses
 from vitrail.explanation import Subject, explain_by, open_subject
 from vitrail.explanation.heatmap import enlarge, overlay, picture_of, seen_part
 from vitrail.explanation.paper_figures import (
@@ -39,9 +33,8 @@ from vitrail.explanation.paper_figures import (
 )
 from vitrail.model.positions import POSITIONS
 from vitrail.prediction import Predictor
-from vitrail.report.sections import MOST_CLASSES, interval_text, rate_text
-from vitrail.rng import permutation
-from vitrail.tasks.one_metrics import Integers
+from vitrail.report.sections import take_numbers
+from vitrail.rng import Integers, permutation
 from vitrail.wording import counted
 
 MISTAKES, RIGHT = 12, 6  # pictures that are explained
@@ -51,19 +44,13 @@ LOOKED_AT = 6  # pictures over which attention distance is averaged
 
 def picture_sections(predictor: Predictor, dataset: Dataset, measurement: Measurement) -> list[Section]:
     """The worst mistakes and some correct predictions, each beside what it rests on."""
-    correct = measurement.answers.correct
-    wrong, right = int((~correct).sum()), np.flatnonzero(correct)
-    _, first = np.unique(measurement.targets[right], return_index=True)  # one of each class
-    some = right[first[:: max(1, len(first) // RIGHT)][:RIGHT]]
-    which = "; these have the highest loss" if wrong > MISTAKES else ""
-    mistakes = "One picture is misclassified." if wrong == 1 else f"{wrong:,} pictures are misclassified{which}."
+    results = measurement.results
+    worst, best = results.worst(MISTAKES), results.best(RIGHT)
+    texts = (results.about_worst(len(worst)), results.about_best(len(best)))
     sections: list[Section] = []
-    for title, indices, text, none in (
-        ("Worst mistakes", top_losses(measurement, MISTAKES), mistakes, "No picture is misclassified."),
-        ("Correct predictions", some, "One picture each of some classes.", "No picture is classified correctly."),
-    ):
+    for title, indices, text in zip(results.galleries, (worst, best), texts, strict=True):
         if not len(indices):
-            sections.append(Section(title, [Paragraph(none)]))
+            sections.append(Section(title, [Paragraph(text)]))
             continue
         tiles, methods, failure = explain_tiles(predictor, dataset, measurement, indices)
         if methods:
@@ -80,29 +67,25 @@ def explain_tiles(
     predictor: Predictor, dataset: Dataset, measurement: Measurement, indices: Integers, *, explained: bool = True
 ) -> tuple[list[GalleryTile], list[str], str]:
     """The pictures with their explanations, the methods that gave them, and why one could not be explained."""
-    source, names, answers = pick_split(dataset, measurement.split), measurement.classes, measurement.answers
+    source, names, results = pick_split(dataset, measurement.split), measurement.classes, measurement.results
     order = align_classes(predictor, names, by_position=predictor.classes is None)
     tiles: list[GalleryTile] = []
     methods: dict[str, None] = {}
     failure = ""
-    for index in indices:
-        key, target, predicted = measurement.keys[index], measurement.targets[index], answers.predicted[index]
-        title = f"predicted {names[predicted]} ({answers.confidence[index]:.0%})"
-        if predicted != target:
-            share = f" ({np.exp(-answers.losses[index]):.0%})" if explained else ""
-            title += f", true class {names[target]}{share}"
+    for index in map(int, indices):
+        key, target = measurement.keys[index], results.explained(index)
         pictures: list[EncodedPicture] = []
         try:
             subject = open_subject(source.picture(int(measurement.samples[index])), predictor.preprocess, key)
             seen = enlarge(seen_part(subject))
-            pictures.append(encode_photo(picture_of(seen), f"{key}: {names[target]}"))
+            pictures.append(encode_photo(picture_of(seen), f"{key}: {results.true_label(index)}"))
             if explained:
-                cells, method = _map_of(predictor, subject, order[predicted])
+                cells, method = _map_of(predictor, subject, order[target])
                 methods[method] = None
-                pictures.append(encode_photo(overlay(seen, cells), f"What counted for {names[predicted]}, by {method}"))
+                pictures.append(encode_photo(overlay(seen, cells), f"What counted for {names[target]}, by {method}"))
         except (VitrailError, OSError) as error:
             failure = str(error)
-        tiles.append(GalleryTile(pictures, title, key))
+        tiles.append(GalleryTile(pictures, results.caption(index), key))
     return tiles, list(methods), failure
 
 
@@ -158,9 +141,9 @@ def trust_sections(
     text += f"{measurement.split}."
     if trust.data == f"{measurement.data}, {measurement.split}":
         text += " These are the same pictures, so its figures are optimistic."
-    blocks: list[Block] = [Paragraph(text), Numbers(_numbers(measurement, unfamiliar))]
-    if measurement.label_sets is not None:
-        blocks += _set_blocks(measurement)
+    numbers, others = take_numbers(measurement.results.trust_blocks())
+    numbers += _familiarity_numbers(measurement, unfamiliar)
+    blocks: list[Block] = [Paragraph(text), *([Numbers(numbers)] if numbers else []), *others]
     if measurement.familiarity is not None:
         strangest = np.argsort(measurement.familiarity, kind="stable")[:STRANGEST]
         tiles, _, _ = explain_tiles(predictor, dataset, measurement, strangest, explained=False)
@@ -169,53 +152,19 @@ def trust_sections(
     return [Section("How far to trust it", blocks)]
 
 
-def _numbers(measurement: Measurement, unfamiliar: OodScores | None) -> list[Fact]:
-    error, before = (each.calibration.error for each in (measurement.metrics, measurement.uncalibrated))
-    facts = [Fact("calibration error", f"{error:.2%}", f"{before:.2%} without the calibration")]
-    sets, familiar, correct = measurement.label_sets, measurement.familiar, measurement.answers.correct
-    if sets is not None:
-        note = f"{100 * sets.requested:.4g} % requested; {interval_text(sets.coverage)}"
-        facts.append(Fact("label sets that hold the truth", f"{sets.coverage.value:.2%}", note))
-        facts.append(Fact("labels in a set", f"{sets.mean_size:.2f}", "on average"))
+def _familiarity_numbers(measurement: Measurement, unfamiliar: OodScores | None) -> list[Fact]:
+    facts: list[Fact] = []
+    familiar, right = measurement.familiar, measurement.results.right()
     if familiar is not None:
-        note = f"top-1 accuracy {_share(correct[familiar])} of familiar pictures, {_share(correct[~familiar])} of these"
+        note = "unlike the training pictures"
+        if right is not None:
+            known, others = _share(right.pictures[familiar]), _share(right.pictures[~familiar])
+            note = f"{right.name} {known} of familiar pictures, {others} of these"
         facts.append(Fact("unfamiliar pictures", f"{1 - familiar.mean():.1%}", note))
     if unfamiliar is not None:
         note = f"AUROC; {unfamiliar.marked.value:.1%} of {counted(unfamiliar.pictures, 'picture')} marked as unfamiliar"
         facts.append(Fact(f"told from {unfamiliar.data}", f"{unfamiliar.auroc:.3f}", note))
     return facts
-
-
-def _set_blocks(measurement: Measurement) -> list[Block]:
-    """The coverage curve, and the classes."""
-    curve, across = measurement.coverage_curve(), "requested coverage"
-    measured = Curve("measured", [(sets.requested, sets.coverage.value) for sets in curve])
-    requested = Curve("requested", [(sets.requested, sets.requested) for sets in curve], style="second")
-    sizes = Curve("measured", [(sets.requested, sets.mean_size) for sets in curve])
-    plots = [
-        Plot("Sets that hold the truth", [measured, requested], across, percent=True),
-        Plot("Labels in a set, on average", [sizes], across),
-    ]
-    text = "A label set holds as many of the most likely labels as it takes to hold the truth as often as requested, "
-    text += "over all pictures. It always holds one, so a coverage below the accuracy is exceeded."
-    return [Paragraph(text), Plots(plots), _class_table(measurement)]
-
-
-def _class_table(measurement: Measurement) -> Table:
-    """How often the sets of each class hold the truth, the worst class first if there are many."""
-    sets = measurement.label_sets
-    assert sets is not None
-    indices = list(range(len(measurement.classes)))
-    note = "The promise is for all pictures together, not for each class."
-    if len(indices) > MOST_CLASSES:
-        indices = worst_first([class_sets(measurement, index).coverage for index in indices])[:MOST_CLASSES]
-        note += f" The {MOST_CLASSES} worst of {len(measurement.classes):,} classes; classes.csv has all of them."
-    rows = [
-        (measurement.classes[index], *(("–", "–") if held is None else (rate_text(held), f"{size:.2f}")))
-        for index, held, size in ((index, sets.classes[index], sets.class_sizes[index]) for index in indices)
-    ]
-    head = ("class", f"label sets that hold the truth, {100 * sets.requested:.4g} % requested", "labels in a set")
-    return Table(head, rows, note)
 
 
 def _share(correct: Booleans) -> str:

@@ -14,9 +14,8 @@ from vitrail.data.check.findings import RECORD, CheckRecord, read_record
 from vitrail.data.split import SPLITS
 from vitrail.errors import ConfigError, DataError
 from vitrail.registry import LabelKind
-from vitrail.report.sections import rate_text
 from vitrail.schema import from_dict
-from vitrail.tasks.rates import Rate, rate
+from vitrail.tasks.rates import Rate, rate, rate_text
 from vitrail.training.config import TrainConfig
 from vitrail.training.run_folder import LARGEST, METRICS, SPLIT, Run, read_config, read_run
 from vitrail.untrusted import parse_json, read_bytes

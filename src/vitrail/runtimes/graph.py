@@ -112,6 +112,11 @@ def check_resizable(spec: Preprocess) -> None:
         raise ConfigError(
             f"the preprocessing can be exported for RGB pictures; this model has {spec.channels} channels."
         )
+    if spec.value_range is not None:
+        raise ConfigError(
+            "the preprocessing can be exported for pictures of 8 bits; this model has a value_range for deeper ones: "
+            "export without the preprocessing."
+        )
 
 
 def prepare_in_graph(pictures: Tensor, spec: Preprocess) -> Tensor:

@@ -12,6 +12,7 @@ from vitrail.tasks.coverage import CURVE
 from vitrail.tasks.number_metrics import ERRORS, ValueScores, format_number, measure_values
 from vitrail.tasks.rates import Rate, rate
 from vitrail.tasks.task import Drawing, Integers, Results
+from vitrail.wording import counted
 
 if TYPE_CHECKING:
     from vitrail.blocks import Block, Fact, Table
@@ -28,6 +29,7 @@ class NumberResults(Results):
     are in standard deviations of the training pictures.
     """
 
+    galleries = ("Largest errors", "Small errors")
     predicted: Floats
     truth: Floats
     names: tuple[str, ...]
@@ -81,6 +83,14 @@ class NumberResults(Results):
         return [(level, self.coverage_at(level), self.trust.half_widths_at(level)) for level in levels]
 
     # Texts ---------------------------------------------------------------------------------------------------------
+
+    @property
+    def metrics(self) -> ValueScores:
+        return self.overall
+
+    def title(self) -> str:
+        """The mean error, for the titles of figures."""
+        return f"off by {self.overall.mae.text()}{'' if self.is_single else ' standard deviations'} on average"
 
     def verdict(self, model: str, pictures: str) -> str:
         """The result in one sentence."""
@@ -169,6 +179,17 @@ class NumberResults(Results):
             "intervals": self._coverage_facts(),
         }
 
+    def calibration_facts(self) -> dict[str, float]:
+        """Means over the values; a calibration changes no prediction, and without one there are no intervals."""
+        if self.half_widths is None:
+            return {}
+        held = [each.value for each in self.coverage_at(self.requested)]
+        return {"coverage": float(np.mean(held)), "width": float((2 * self.half_widths).mean())}
+
+    def calibration_rows(self) -> dict[str, str]:
+        """The same as texts."""
+        return {} if self.trust is None else {fact.name: fact.value for fact in self._interval_facts()}
+
     def _coverage_facts(self) -> dict[str, Any] | None:
         if self.half_widths is None:
             return None
@@ -238,7 +259,7 @@ class NumberResults(Results):
             ),
         }
         return {
-            file: Drawing(partial(draw, self, title), alt, f"{alt}.{about}{first}")
+            file: Drawing(partial(draw, self, title or alt.partition(",")[0].lower()), alt, f"{alt}.{about}{first}")
             for file, (draw, alt, about) in figures.items()
         }
 
@@ -306,6 +327,33 @@ class NumberResults(Results):
         parts = np.array_split(np.argsort(self.truth[:, 0], kind="stable"), max(1, min(count, len(self.truth))))
         size = self._relative.max(axis=1)
         return np.array([part[size[part].argmin()] for part in parts], dtype=np.int64)[:count]
+
+    def true_label(self, index: int) -> str:
+        """The true values, as far as there is room."""
+        pairs = zip(self.names, self.truth[index], self.scale, strict=True)
+        texts = [f"{name} {format_number(value, scale)}" for name, value, scale in pairs]
+        return ", ".join(texts[:MOST_IN_CAPTION]) + (", …" if len(texts) > MOST_IN_CAPTION else "")
+
+    def sheet_caption(self, index: int) -> str:
+        """The value that is farthest off."""
+        value = self.explained(index)
+        predicted, truth = (
+            format_number(each[index, value], self.scale[value]) for each in (self.predicted, self.truth)
+        )
+        return f"{'' if self.is_single else f'{self.names[value]} '}{predicted}\ntrue: {truth}"
+
+    def about_sheet(self, shown: int) -> str:
+        """What the pictures on the sheet are."""
+        return f"the {shown} of {counted(len(self.truth), 'picture')} that are farthest off" if shown else "no errors"
+
+    def about_worst(self, shown: int) -> str:
+        """What the first gallery shows."""
+        values = "" if self.is_single else " in one of their values"
+        return f"The predictions that are farthest off{values}." if shown else "No prediction is off."
+
+    def about_best(self, shown: int) -> str:
+        """What the second gallery shows."""
+        return f"The most accurate prediction of each part of the range of {self.names[0]}."
 
     def explained(self, index: int) -> int:
         """The value that is farthest off."""

@@ -170,12 +170,13 @@ class One(Task):
     losses = ("cross-entropy",)
     balances = ("none", "sample", "weight", "focal", "logit")
     metrics: ClassVar[Mapping[str, bool]] = MappingProxyType({"accuracy": True, "balanced_accuracy": True})
+    compares = True
     noun = ("class", "classes")
 
     def loss(self, outputs: "Tensor", targets: "Tensor", goal: Goal) -> "Tensor":
-        import torch.nn.functional as F
+        from vitrail.tasks.one_loss import cross_entropy
 
-        return F.cross_entropy(outputs, targets_of(targets), label_smoothing=goal.label_smoothing)
+        return cross_entropy(outputs, targets_of(targets), goal)
 
     def chance(self, targets: Array) -> float:
         return math.log(max(int(targets.max()) + 1, 2))
@@ -225,6 +226,15 @@ class One(Task):
     def influence(self, whole: "Tensor", changed: "Tensor", target: int) -> "Tensor":
         """Of the log-odds, log p / (1 − p), because the probability of a confident model hardly moves."""
         return log_odds(whole[None], target) - log_odds(changed, target)
+
+    def average(self, outputs: Sequence[Array]) -> Array:
+        """The logarithms of the mean probabilities."""
+        import torch
+
+        if len(outputs) == 1:
+            return outputs[0]
+        stacked = torch.from_numpy(np.stack(outputs)).log_softmax(dim=2)
+        return (stacked.logsumexp(dim=0) - math.log(len(outputs))).numpy()
 
     def measure(
         self, outputs: Array, targets: Array, names: Sequence[str], trust: Trust | None, coverage: float

@@ -17,6 +17,25 @@ class Rate:
     high: float
 
 
+@dataclass(frozen=True, kw_only=True)
+class Share:
+    """A share that is no count, such as a mean average precision, with its 95 % interval."""
+
+    value: float
+    low: float
+    high: float
+
+
+def rate_text(rate: Rate | Share) -> str:
+    """A rate with its interval, in one line."""
+    return f"{rate.value:.2%} ({interval_text(rate)})"
+
+
+def interval_text(rate: Rate | Share) -> str:
+    """Its interval only."""
+    return f"95 %: {rate.low:.2%} to {rate.high:.2%}"
+
+
 def rate(correct: int, total: int) -> Rate:
     """A share with Wilson's 95 % interval, which is reliable for few samples and for shares near 0 and 1."""
     share, spread = correct / total, Z * Z / total

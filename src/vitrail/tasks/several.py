@@ -175,6 +175,7 @@ class Several(Task):
     metrics: ClassVar[Mapping[str, bool]] = MappingProxyType(
         {"map": True, "micro_f1": True, "macro_f1": True, "exact_match": True}
     )
+    compares = True
     noun = ("label", "labels")
     same: ClassVar[str] = "the same labels"
     schema: ClassVar[Schema] = {

@@ -9,9 +9,10 @@ from typing import Any
 import numpy as np
 
 from vitrail.blocks import Block, Curve, Fact, Numbers, Paragraph, Plot, Plots, Table
+from vitrail.tasks.rates import Share
 from vitrail.tasks.several_metrics import Array, Integers
 from vitrail.tasks.several_scores import SetScores, SeveralScores
-from vitrail.tasks.task import Drawing, Results
+from vitrail.tasks.task import Compared, Drawing, Results, Right
 from vitrail.wording import counted, cut
 
 ORDERED, MOST_LABELS = 12, 40  # labels up to which a table keeps their order, and rows of a table
@@ -26,6 +27,17 @@ LABEL_COLUMNS = (
 class SeveralResults(SeveralScores, Results):
     """The numbers as texts, tables and figures, and the pictures behind them."""
 
+    @property
+    def metrics(self) -> SeveralScores:
+        return self
+
+    def right(self) -> Right:
+        return Right("exactly right", "exact_match", self.correct)
+
+    def compared(self) -> Compared:
+        found, spread = self.mean_average_precision, self.spread
+        return Compared("mean average precision", Share(value=found, low=spread.mean_low, high=spread.mean_high))
+
     # Texts ----------------------------------------------------------------------------------------------------------
 
     def verdict(self, model: str, pictures: str) -> str:
@@ -35,6 +47,9 @@ class SeveralResults(SeveralScores, Results):
             return f"{model} {exact} {pictures}, none of which has a label."
         interval = f"95 % interval: {spread.mean_low:.2%} to {spread.mean_high:.2%}"
         return f"{model} reaches a mean average precision of {found:.2%} ({interval}) on {pictures}, and {exact} them."
+
+    def title(self) -> str:
+        return f"mean average precision {_number(self.mean_average_precision, '.1%')} of {len(self.truth):,}"
 
     def headline(self) -> list[Fact]:
         spread, exact = self.spread, self.exact_match
@@ -150,6 +165,18 @@ class SeveralResults(SeveralScores, Results):
             "labels": [dict(zip(LABEL_COLUMNS, self._label_row(label), strict=True)) for label in labels],
         }
 
+    def calibration_facts(self) -> dict[str, float]:
+        shares = {"exact_match": self.exact_match.value, "micro_f1": self.hits.micro_f1}
+        return {"nll": float(self.losses.mean()), "calibration_error": self.calibration_error, **shares}
+
+    def calibration_rows(self) -> dict[str, str]:
+        return {
+            "calibration error": f"{self.calibration_error:.2%}",
+            "NLL": f"{self.losses.mean():.4f}",
+            "exactly right": f"{self.exact_match.value:.2%}",
+            "micro F1": _number(self.hits.micro_f1),
+        }
+
     def _label_row(self, label: int) -> tuple[Any, ...]:
         hits, spread = self.hits, self.spread
         columns = (self.average_precision, spread.low, spread.high, hits.precision, hits.recall, hits.f1)
@@ -242,6 +269,30 @@ class SeveralResults(SeveralScores, Results):
 
     def _scored(self, index: int, label: int) -> str:
         return f"{self.names[label]} {self.shares[index, label]:.0%}"
+
+    def sheet_caption(self, index: int) -> str:
+        predicted = [self.names[label] for label in self._ordered(index, self.predicted[index])]
+        return f"{', '.join(predicted) or 'no label'}\ntrue: {self.true_label(index)}"
+
+    def true_label(self, index: int) -> str:
+        return ", ".join(self.names[int(label)] for label in np.flatnonzero(self.truth[index])) or "no label"
+
+    def about_sheet(self, shown: int) -> str:
+        which = f", the {shown} with the highest loss" if self._wrong > shown else ""
+        return f"{self._wrong:,} of {len(self.truth):,} not exactly right{which}"
+
+    def about_worst(self, shown: int) -> str:
+        if not self._wrong:
+            return "Every picture has exactly its labels."
+        which = "; these have the highest loss" if self._wrong > shown else ""
+        return f"{counted(self._wrong, 'picture')} lack a label or have one too many{which}."
+
+    def about_best(self, shown: int) -> str:
+        return "Pictures with exactly their labels." if shown else "No picture has exactly its labels."
+
+    @property
+    def _wrong(self) -> int:
+        return int((~self.correct).sum())
 
     def explained(self, index: int) -> int:
         """Of a mistake the label that is most wrong, otherwise the most probable one."""

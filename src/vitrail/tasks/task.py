@@ -20,6 +20,7 @@ from vitrail.errors import ConfigError, suggest
 from vitrail.registry import TASKS, LabelKind
 from vitrail.schema import IF_USED, from_dict
 from vitrail.tasks.familiarity import Familiarity
+from vitrail.tasks.rates import Rate, Share
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
 
 Array = np.ndarray[Any, Any]
 Integers = np.ndarray[Any, np.dtype[np.int64]]
+Booleans = np.ndarray[Any, np.dtype[np.bool_]]
 Schema = dict[str, Any]  # of JSON
 
 
@@ -94,8 +96,28 @@ class Drawing(NamedTuple):
     caption: str = ""
 
 
+class Right(NamedTuple):
+    """Which pictures are answered correctly, and what their share is called."""
+
+    name: str  # for people: top-1 accuracy
+    key: str  # in metrics.json: top1
+    pictures: Booleans  # (N,)
+
+
+class Compared(NamedTuple):
+    """The number by which corrupted pictures are compared with clean ones."""
+
+    name: str
+    share: Rate | Share
+
+
 class Results(ABC):
-    """What a model's outputs for some labelled pictures are worth: the numbers, and how to show them."""
+    """What a model's outputs for some labelled pictures are worth: the numbers, and how to show them.
+
+    What is abstract, every task must say; the rest it may say better than is said here.
+    """
+
+    galleries: ClassVar[tuple[str, str]] = ("Worst mistakes", "Correct predictions")  # headings of the page
 
     @abstractmethod
     def verdict(self, model: str, pictures: str) -> str:
@@ -131,7 +153,7 @@ class Results(ABC):
 
     @abstractmethod
     def drawings(self, title: str) -> dict[str, Drawing]:
-        """Figures by the name of their file, such as confusion_matrix.png."""
+        """Figures by the name of their file, such as confusion_matrix.png; without a title, each has its own."""
 
     @abstractmethod
     def blocks(self) -> "list[Block]":
@@ -157,6 +179,75 @@ class Results(ABC):
     def explained(self, index: int) -> int:
         """The output of the model whose reasons are shown for a picture."""
 
+    # What follows from these, unless a task has better words or numbers ---------------------------------------------
+
+    @property
+    def metrics(self) -> Any:
+        """The numbers for programs: `evaluation.metrics`."""
+        return self.facts()
+
+    def trained_on(self, counts: Sequence[int]) -> Self:
+        """The same, given how many training pictures have each label."""
+        return self
+
+    def title(self) -> str:
+        """The result in a few words, for the titles of figures."""
+        first = self.headline()[0]
+        return f"{first.name} {first.value}"
+
+    def details(self) -> dict[str, Any]:
+        """What else metrics.json holds, after everything else, such as the numbers of each class."""
+        return {}
+
+    def summary(self) -> list[tuple[str, str]]:
+        """The rows that a notebook shows."""
+        return self.rows()
+
+    def short_table(self, most: int) -> "Table":
+        """The table as the command prints it, with at most this many rows."""
+        table = self.table()
+        return table._replace(rows=table.rows[:most])
+
+    def remarks(self) -> list[str]:
+        """Sentences that the command prints below the table."""
+        return []
+
+    def calibration_facts(self) -> dict[str, float]:
+        """The numbers that a calibration is judged by."""
+        return {name: value for name, value in self.facts().items() if isinstance(value, float)}
+
+    def calibration_rows(self) -> dict[str, str]:
+        """The same as texts."""
+        return {name.replace("_", " "): f"{value:.4g}" for name, value in self.calibration_facts().items()}
+
+    def compared(self) -> Compared | None:
+        """The first metric, if it is from 0 to 1, by which corrupted pictures are compared; None if it is not."""
+        return None
+
+    def right(self) -> Right | None:
+        """Which pictures are right; None for a task that has no right and wrong."""
+        return None
+
+    def true_label(self, index: int) -> str:
+        """What is true of a picture, in a few words."""
+        return self.caption(index)
+
+    def sheet_caption(self, index: int) -> str:
+        """The caption of a picture on a sheet, which has little room."""
+        return self.caption(index)
+
+    def about_sheet(self, shown: int) -> str:
+        """What the pictures on the sheet of the worst mistakes are."""
+        return f"the {shown} with the largest errors"
+
+    def about_worst(self, shown: int) -> str:
+        """What the page says about the worst pictures, or that there are none."""
+        return "These have the largest errors." if shown else "No picture is wrong."
+
+    def about_best(self, shown: int) -> str:
+        """What the page says about the pictures that are right, or that there are none."""
+        return "Some of those that are right." if shown else "No picture is right."
+
 
 @dataclass(frozen=True, kw_only=True)
 class Task(ABC):
@@ -166,6 +257,7 @@ class Task(ABC):
     losses: ClassVar[tuple[str, ...]]  # by name, the default first
     balances: ClassVar[tuple[str, ...]] = ("none",)
     metrics: ClassVar[Mapping[str, bool]]  # of validation, by name → whether higher is better; the first is the default
+    compares: ClassVar[bool] = False  # whether corrupted pictures can be compared with clean ones: `Results.compared`
     # Settings that recipes of classes have and this task should not, unless its user asks for them.
     unsuited: ClassVar[Mapping[str, Any]] = MappingProxyType({})
     noun: ClassVar[tuple[str, str]]  # what an output stands for, in messages: class, classes
@@ -270,6 +362,10 @@ class Task(ABC):
         return self
 
     # Measuring ------------------------------------------------------------------------------------------------------
+
+    def average(self, outputs: Sequence[Array]) -> Array:
+        """The outputs (N, C) for several views of the same pictures as one, for test-time augmentation."""
+        return np.mean(outputs, axis=0)
 
     @abstractmethod
     def measure(

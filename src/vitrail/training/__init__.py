@@ -10,6 +10,7 @@ gradients     the gradient of one batch, in micro-batches, on one process or tor
 loop          the training loop; snapshots make it resumable, signals stop it, listener and display show it
 run           one run from its setup to the measured result; best_weights is what it makes
 run_folder    its files; run_data its pictures, curves its epochs
+trackers      its numbers for tracking_services: TensorBoard, W&B, MLflow, which predicts with mlflow_model
 """
 
 from typing import TYPE_CHECKING

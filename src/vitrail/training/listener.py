@@ -1,21 +1,20 @@
-"""What a run reports to observers: the command's progress bar, TensorBoard, a notebook."""
+"""What a run reports to observers: the command's progress bar, trackers, a notebook."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
-from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 import yaml
 
-from vitrail.errors import MissingExtraError
 from vitrail.training.config import TRAININGS, Training
 from vitrail.wording import counted, duration, word_arguments
 
 if TYPE_CHECKING:
     from vitrail.data.check.findings import DataFinding
     from vitrail.training.curves import EpochRow
+    from vitrail.training.run_folder import Run
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -23,7 +22,8 @@ class Plan:
     """What a run will do, and the time and memory that it will need, as measured."""
 
     data: str
-    classes: int
+    classes: int  # or labels, or values
+    outputs: str = ""  # the same in words
     pictures: dict[str, int]  # of each split
     recipe: str
     model: str  # its name, or where the weights are from
@@ -57,7 +57,7 @@ class Plan:
     def describe(self) -> Iterator[str]:
         """The data, the model, and what the run will need, a line for each."""
         counts = ", ".join(f"{name} {count:,}" for name, count in self.pictures.items())
-        yield f"data    {self.data}: {counted(self.classes, 'class')}; {counts}"
+        yield f"data    {self.data}: {self.outputs or counted(self.classes, 'class')}; {counts}"
         height, width = self.image_size
         trained = "" if self.trained in (0, self.parameters) else f" of which {self.trained:,} are trained,"
         yield (
@@ -111,6 +111,9 @@ class Listener:
     def ended(self) -> None:
         """The loop is over, for whatever reason."""
 
+    def completed(self, run: "Run") -> None:
+        """The run is measured and its report is written."""
+
 
 class Listeners(Listener):
     """Several listeners as one: each hears every event."""
@@ -123,37 +126,3 @@ class Listeners(Listener):
     def _tell(self, event: str, *values: object, **named: object) -> None:
         for member in self.members:
             getattr(member, event)(*values, **named)
-
-
-def require_tensorboard() -> Any:
-    """torch's writer, or an error that says how to install it."""
-    try:
-        return cast("Any", import_module("torch.utils.tensorboard"))
-    except ImportError as error:
-        raise MissingExtraError("`track=True`", "track") from error
-
-
-class TensorBoard(Listener):
-    """Writes to `tensorboard/` in the run folder; a resumed run replaces what came after its checkpoint."""
-
-    def __init__(self, folder: Path) -> None:
-        self._module = require_tensorboard()
-        self._folder = folder / "tensorboard"
-        self._writer: Any = None
-
-    def began(self, total_steps: int, done_steps: int, epochs: int) -> None:
-        self._writer = self._module.SummaryWriter(str(self._folder), purge_step=done_steps + 1)
-
-    def stepped(self, step: int, loss: float, images_per_second: float) -> None:
-        self._writer.add_scalar("train/loss", loss, step)
-
-    def finished_epoch(self, row: "EpochRow", is_best: bool) -> None:
-        metrics = {f"val_{name}": value for name, value in row.metrics.items()}
-        plain = {name: getattr(row, name) for name in ("lr", "val_loss", "images_per_second")}
-        for name, value in (plain | metrics).items():
-            if value is not None:
-                self._writer.add_scalar(f"epoch/{name}", value, row.step)
-
-    def ended(self) -> None:
-        if self._writer is not None:
-            self._writer.close()

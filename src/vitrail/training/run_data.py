@@ -17,12 +17,13 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from vitrail.data import Dataset, open_data
+from vitrail.data.config import AUTO
 from vitrail.data.source import FileSource, Source
 from vitrail.data.sources.shards import ShardSource
 from vitrail.data.split import SPLIT_NAMES, SPLITS, UNUSED
 from vitrail.errors import DataError
 from vitrail.files import atomic_path
-from vitrail.registry import labels_of, task_of
+from vitrail.registry import labels_of
 from vitrail.storage import FileState
 from vitrail.training.config import TrainConfig
 from vitrail.training.setup import open_training_data
@@ -198,20 +199,10 @@ def reopen_data(config: TrainConfig, split_file: Path, say: Say) -> Dataset:
     if not config.data or not split_file.exists():  # data in memory with splits of their own have none
         return open_training_data(config)
     rows = read_split_rows(split_file)
-    everything = replace(config.source, val_rate=0.0, test_rate=0.0, split_file=None, exclude=())
+    task = "one" if config.source.task == AUTO else config.source.task  # others are recorded when a run begins
+    everything = replace(config.source, val_rate=0.0, test_rate=0.0, split_file=None, exclude=(), task=task)
     dataset = open_data(config.data, everything)
-    if not everything.label_kind and not _are_written_by_us([row.name for row in rows], dataset):
-        # Earlier versions learned each combination of labels as a class.
-        dataset = open_data(config.data, replace(everything, task=task_of("class")))
     return keep_own(dataset, rows, say)
-
-
-def _are_written_by_us(cells: Sequence[str], dataset: Dataset) -> bool:
-    """Whether several labels in a cell are as `write_split_file` writes them; other kinds are only texts or numbers."""
-    if labels_of(dataset.task) != "set":
-        return True
-    names = sorted(dataset.labelling.used(cells, dataset.classes))
-    return [dataset.labelling.cell(row, names) for row in dataset.labelling.parse(cells, names)] == list(cells)
 
 
 def read_split_rows(path: Path) -> list[SplitRow]:

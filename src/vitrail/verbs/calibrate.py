@@ -21,7 +21,7 @@ from vitrail.weights.resolve import BUNDLED, Located, checksums_of, find_files
 
 if TYPE_CHECKING:
     from vitrail.evaluation.measurement import Measurement
-    from vitrail.tasks.task import Trust
+    from vitrail.tasks.task import Task, Trust
     from vitrail.weights.checkpoint import Checkpoint
 
 MADE = (
@@ -43,10 +43,8 @@ class Calibrated:
 
     def facts(self) -> dict[str, Any]:
         """The numbers, as JSON values."""
-        numbers = {
-            name: {"nll": each.metrics.nll, "calibration_error": each.metrics.calibration.error}
-            for name, each in (("before", self.before), ("after", self.after))
-        }
+        measured = {"before": self.before, "after": self.after}
+        numbers = {name: each.results.calibration_facts() for name, each in measured.items()}
         return {"path": str(self.path), **self.trust.facts(), **numbers, "notes": list(self.notes)}
 
     exit_code = 0
@@ -62,11 +60,8 @@ class Calibrated:
     def lines(self) -> Iterator[RenderableType]:
         """What the command prints."""
         yield from self.trust.describe()
-        measured = (self.before.metrics, self.after.metrics)
-        rows = [
-            ("calibration error", *(f"{each.calibration.error:.2%}" for each in measured)),
-            ("NLL", *(f"{each.nll:.4f}" for each in measured)),
-        ]
+        before, after = (each.results.calibration_rows() for each in (self.before, self.after))
+        rows = [(name, before.get(name, "–"), text) for name, text in after.items()]
         yield table(rows, "on these pictures", "before", "after", left=3)
         yield from ending([self.path], shlex.join(["vitrail", "eval", str(self.path), self.data]))
 
@@ -117,7 +112,7 @@ def calibrate(
         if in_place and checkpoint.file_format != "vitrail":
             raise ConfigError(f"is for files of vitrail; {source} is not one; pass `out=` instead.", field="in_place")
         runtime = TorchRuntime(checkpoint.build().to(pick_device(device)))
-    dataset, notes = _open_data(found, source, split)
+    dataset, notes = _open_data(found, source, split, checkpoint.task)
     predictor = Predictor(runtime=runtime, source=source, **replace(checkpoint, trust=None).facts())
     with show("calibrating", count_pictures(dataset, split)) as advance:
         trust, before = fit_trust(predictor, dataset, split, by_position=by_position, progress=advance)
@@ -166,12 +161,12 @@ def _open(located: Located, class_names: ClassNames | None) -> "Checkpoint":
     return replace(checkpoint, origin=replace(checkpoint.origin, sha256=checksums_of(located.fetch())))
 
 
-def _open_data(data: DataArgument, source: str, split: str) -> tuple[Dataset, tuple[str, ...]]:
+def _open_data(data: DataArgument, source: str, split: str, task: "Task") -> tuple[Dataset, tuple[str, ...]]:
     """The data with the split to calibrate on, and what the user should know about that."""
     from vitrail.report.assembly import run_of
-    from vitrail.verbs.scores import open_with_splits
+    from vitrail.verbs.measured_data import open_with_splits
 
-    dataset, split_from = open_with_splits(data, run_of(source))
+    dataset, split_from = open_with_splits(data, run_of(source), task)
     if split == "val" and "val" not in dataset.splits:
         return dataset.with_validation(data.config.val_rate, data.config.split_seed), (MADE,)
     return dataset, (f"split: {split_from}",) if split_from else ()

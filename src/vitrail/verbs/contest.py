@@ -43,7 +43,7 @@ from vitrail.timing import Timing
 from vitrail.verbs.benchmark import BenchmarkPlan
 from vitrail.verbs.call import DataArgument, ModelArgument
 from vitrail.verbs.comparison import BenchmarkRow, Comparison
-from vitrail.verbs.scores import default_split
+from vitrail.verbs.measured_data import default_split
 from vitrail.weights.checkpoint import Checkpoint
 from vitrail.weights.metadata import Metadata
 from vitrail.weights.native import fingerprint

@@ -18,7 +18,7 @@ from vitrail.rng import Integers
 from vitrail.runtimes.int8_trials import ByteImages, CalibrationSet, Goal
 from vitrail.threads import map_in_order, num_cores
 from vitrail.verbs.call import resolve_dataset
-from vitrail.verbs.scores import open_with_splits
+from vitrail.verbs.measured_data import open_with_splits
 from vitrail.weights.checkpoint import Checkpoint
 
 RANGES = 300
@@ -43,7 +43,7 @@ def read_calibration(
     if not isinstance(calibrate, Dataset) and is_unlabelled(Path(calibrate)):
         parts = _parts_of_files(Path(calibrate))
     else:
-        dataset, _ = open_with_splits(resolve_dataset(calibrate), run_of(source))
+        dataset, _ = open_with_splits(resolve_dataset(calibrate), run_of(source), checkpoint.task)
         parts = _parts_of(dataset)
         known = set(checkpoint.classes or ()) if task.labels == labels_of(dataset.task) == "class" else set[str]()
         if set(dataset.classes) <= known:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from vitrail.data import Dataset
-from vitrail.data.check.findings import RECORD, CheckRecord, check_data, judge_labels, sum_up, write_record
+from vitrail.data.check.findings import RECORD, UNBALANCED, CheckRecord, check_data, judge_labels, sum_up, write_record
 from vitrail.errors import ResumableError
 from vitrail.files import check_run_folder, new_run_folder
 from vitrail.prediction import Predictor
@@ -18,7 +18,7 @@ from vitrail.report.assembly import report_on_run
 from vitrail.training.auto_config import resolve
 from vitrail.training.cost import Measured
 from vitrail.training.display import Display
-from vitrail.training.listener import Listener, Listeners, Plan, TensorBoard, require_tensorboard
+from vitrail.training.listener import Listener, Listeners, Plan
 from vitrail.training.plan import describe_plan, settle
 from vitrail.training.run import carry_out, reopen
 from vitrail.training.run_folder import (
@@ -37,6 +37,8 @@ from vitrail.training.run_folder import (
 )
 from vitrail.training.setup import Setup
 from vitrail.training.signals import InterruptedRunError
+from vitrail.training.trackers import Tracker
+from vitrail.training.tracking_services import TrackerName
 from vitrail.wording import counted, in_one_line, reason
 
 PREFLIGHT_LIMIT = 20_000  # pictures; larger data sets are not checked before training
@@ -48,12 +50,8 @@ class RunOptions:
     """What accompanies a run and does not change its weights."""
 
     report: bool = True
-    track: bool = False
+    track: tuple[TrackerName, ...] = ()
     progress: bool | Listener = False
-
-    def __post_init__(self) -> None:
-        if self.track:
-            require_tensorboard()
 
     def listen(self, ranks: Ranks) -> Listener:
         """The listener of the run: of several ranks, only the first has one."""
@@ -125,16 +123,20 @@ def _carry_out(
     setup: Setup, ranks: Ranks, folder: Path, listener: Listener, options: RunOptions, *, resume: bool
 ) -> Run:
     listener.opened(folder, resume=resume)
-    if options.track and ranks.is_first:
-        listener = Listeners([listener, TensorBoard(folder)])
+    say = listener.said if options.speaks else _warn
     try:
-        run, predictor = carry_out(setup, ranks, folder, listener, resume=resume)
-        leave_ranks()  # not after an error: other ranks may be waiting, and torchrun stops them when this one ends
-        if not ranks.is_first:
+        with Tracker(options.track if ranks.is_first else (), folder, setup.config, say) as tracker:
+            listener = Listeners([listener, tracker])
+            run, predictor = carry_out(setup, ranks, folder, listener, resume=resume)
+            leave_ranks()  # not after an error: other ranks may be waiting, and torchrun stops them when this one ends
+            if not ranks.is_first:
+                return run
+            if options.report:
+                run = write_reports(run, predictor, setup.dataset, options)
+            else:
+                run = replace(run, written=_beside(run, []))
+            listener.completed(run)
             return run
-        if not options.report:
-            return replace(run, written=_beside(run, []))
-        return write_reports(run, predictor, setup.dataset, options)
     except InterruptedRunError:
         leave_ranks()
         raise
@@ -167,7 +169,8 @@ def _check(dataset: Dataset, data: str, listener: Listener, bars: Progress) -> C
     with bars("checking pictures", total) as advance:
         report = check_data(dataset, os.cpu_count() or 1, advance)
     report.refuse_broken()
-    listener.checked([(item, count) for item, count in report.summary() if item.severity != "note"], data)
+    serious = [pair for pair in report.summary() if pair[0].severity != "note"]
+    listener.checked([pair for pair in serious if pair[0].what != UNBALANCED], data)  # of which `settle` speaks
     return sum_up(report)
 
 
@@ -210,6 +213,10 @@ def write_reports(run: Run, predictor: Predictor, dataset: Dataset, options: Run
             warnings.warn(f"no report: {problem} (the model is in {run.best})", RuntimeWarning, stacklevel=2)
         return replace(run, problem=problem, written=_beside(run, []))
     return replace(run, report=pages[0], written=_beside(run, pages))
+
+
+def _warn(message: str) -> None:
+    warnings.warn(message, RuntimeWarning, stacklevel=2)
 
 
 def _beside(run: Run, pages: list[Path]) -> tuple[Path, ...]:

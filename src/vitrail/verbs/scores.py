@@ -1,6 +1,5 @@
 """What `vitrail.evaluate` measures and returns: a model's scores on a data set."""
 
-import math
 import shlex
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field, replace
@@ -13,11 +12,9 @@ from rich.text import Text
 
 from vitrail.canvas import save_figure
 from vitrail.data.agreement import check_same_data
-from vitrail.data.config import DataConfig
-from vitrail.data.datasets import check_where, open_data
+from vitrail.data.datasets import check_where
 from vitrail.data.source import Dataset, Source
-from vitrail.data.split import UNUSED, read_split
-from vitrail.errors import ConfigError, DataError, InputError, list_names
+from vitrail.errors import ConfigError, InputError, list_names
 from vitrail.evaluation import output, plots
 from vitrail.evaluation.measurement import (
     COVERAGE,
@@ -27,19 +24,19 @@ from vitrail.evaluation.measurement import (
     pick_split,
     views,
 )
-from vitrail.evaluation.ood import MOST_OTHERS, OodScores, is_unlabelled, measure_ood, open_unlabelled
+from vitrail.evaluation.ood import MOST_OTHERS, OodScores, measure_ood
 from vitrail.evaluation.probe import plan_probes, run_probes
-from vitrail.evaluation.robustness import SEVERITIES, STRENGTHS, Robustness, measure_robustness
+from vitrail.evaluation.robustness import SEVERITIES, STRENGTHS, Robustness, check_robustness, measure_robustness
 from vitrail.prediction import Predictor
 from vitrail.prediction.results import Request, require_familiarity
 from vitrail.progress import Progress, ending, left_out, pick_progress, silent, table, working
 from vitrail.ranks import shared_ranks
 from vitrail.report.assembly import REPORT, ReportContext, evaluation_context, run_of, show_evaluation, write_page
 from vitrail.schema import to_dict
-from vitrail.tasks.one_metrics import Metrics
 from vitrail.training.run_folder import chose_epoch
 from vitrail.verbs.call import DataArgument, ModelArgument, Out, make_out
 from vitrail.verbs.evaluate import EvaluationPlan
+from vitrail.verbs.measured_data import default_split, open_others, open_with_splits
 from vitrail.wording import counted, in_one_line, plain
 
 MAX_CLASSES = 20
@@ -47,7 +44,7 @@ MAX_CLASSES = 20
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Evaluation:
-    """A model measured on a split of a data set. A notebook shows its numbers and the confusion matrix."""
+    """A model measured on a split of a data set. A notebook shows its numbers and the first figure."""
 
     model: str
     data: str
@@ -65,8 +62,8 @@ class Evaluation:
     context: ReportContext = field(repr=False)  # what else the report shows
 
     @property
-    def metrics(self) -> Metrics:
-        """Accuracy, calibration, confusion and all other numbers."""
+    def metrics(self) -> Any:
+        """Accuracy, calibration, confusion and all other numbers; for another task than one, what it measures."""
         return self._measured().metrics
 
     @property
@@ -139,24 +136,18 @@ class Evaluation:
             )
         yield table(_rows(measurement, self.facts))
         yield ""
-        yield _class_table(measurement)
+        classes = measurement.results.short_table(MAX_CLASSES)
+        yield table(classes.rows, *classes.head)
         yield ""
-        if worst := [f"{truth} → {other} {count}×" for truth, other, count in output.confusions(measurement, 5)]:
-            yield plain("most frequent mistakes (true → predicted): " + ", ".join(worst))
+        yield from map(plain, measurement.results.remarks())
         yield from left_out(measurement.broken, 5)
         yield from ending(self.written, f"vitrail predict {shlex.quote(self.model)} PICTURES…")
 
 
 def _rows(measurement: Measurement, facts: dict[str, Any]) -> list[tuple[str, str]]:
-    metrics = measurement.metrics
     return [
-        ("top-1", _describe(asdict(metrics.top1))),
-        *([("top-5", _describe(asdict(metrics.top5)))] if metrics.top5 else []),
-        ("macro F1", f"{metrics.macro_f1:.3f}"),
-        ("balanced accuracy", f"{metrics.balanced_accuracy:.2%}"),
-        ("calibration error", _calibration(measurement)),
-        ("NLL, Brier", f"{metrics.nll:.4f}, {metrics.brier:.4f}"),
-        *_trust_rows(facts),
+        *measurement.results.rows(),
+        *_familiarity_rows(measurement, facts),
         ("throughput", f"{measurement.images_per_second or 0:,.0f} pictures/s"),
         *_extra_rows(facts),
     ]
@@ -183,16 +174,14 @@ def _mean(curve: list[dict[str, float]]) -> float:
     return sum(rate["value"] for rate in curve) / len(curve)
 
 
-def _trust_rows(facts: dict[str, Any]) -> list[tuple[str, str]]:
+def _familiarity_rows(measurement: Measurement, facts: dict[str, Any]) -> list[tuple[str, str]]:
     rows: list[tuple[str, str]] = []
-    if sets := facts.get("label_sets"):
-        size = f"{sets['mean_size']:.2f} labels each"
-        name = f"{100 * sets['requested']:.4g} % label sets"
-        rows.append((name, f"{_describe(sets['coverage'])} hold the truth, {size}"))
     if known := facts.get("familiarity"):
         text = f"{known['unfamiliar']['value']:.1%} unlike anything seen in training"
-        for name, of in (("top1_of_unfamiliar", "of these"), ("top1_of_familiar", "of the others")):
-            text += f"; top-1 {known[name]['value']:.1%} {of}" if known[name] else ""
+        right = measurement.results.right()
+        for name, of in (("unfamiliar", "of these"), ("familiar", "of the others")):
+            if right is not None and (share := known[f"{right.key}_of_{name}"]):
+                text += f"; {right.name.removesuffix(' accuracy')} {share['value']:.1%} {of}"
         rows.append(("familiarity", text))
     if others := facts.get("unfamiliar"):
         text = f"AUROC {others['auroc']:.3f}; {others['false_positive_rate']:.1%} pass where 95 % of these do"
@@ -201,32 +190,8 @@ def _trust_rows(facts: dict[str, Any]) -> list[tuple[str, str]]:
     return rows
 
 
-def _calibration(measurement: Measurement) -> str:
-    after, before = (each.calibration.error for each in (measurement.metrics, measurement.uncalibrated))
-    return f"{after:.2%}" + ("" if measurement.trust is None else f"  ({before:.2%} without the calibration)")
-
-
 def _describe(rate: dict[str, float]) -> str:
     return f"{rate['value']:.2%}  (95 %: {rate['low']:.2%} to {rate['high']:.2%})"
-
-
-def _class_table(measurement: Measurement) -> RenderableType:
-    """Every class, or the worst ones if there are many."""
-    scores = measurement.metrics.classes
-    places = list(range(len(measurement.classes)))
-    title = "class"
-    if len(places) > MAX_CLASSES:
-        places = output.worst_first(scores.f1.tolist())[:MAX_CLASSES]
-        title = f"the {MAX_CLASSES} worst of {len(measurement.classes):,} classes"
-    sets = ("coverage", "set size") if measurement.label_sets is not None else ()
-    rows: list[list[str]] = []
-    for place in places:
-        numbers = (scores.precision[place], scores.recall[place], scores.f1[place])
-        held = output.class_sets(measurement, place)
-        numbers += (held.coverage, held.mean_size) if sets else ()
-        cells = ("–" if math.isnan(value) else f"{value:.3f}" for value in numbers)
-        rows.append([measurement.classes[place], *cells, f"{scores.support[place]:,}"])
-    return table(rows, title, "precision", "recall", "F1", *sets, "pictures")
 
 
 def carry_out(
@@ -245,12 +210,16 @@ def carry_out(
         show = pick_progress(progress) if shows else silent
         predictor = model.open(speaks=shows)
         Request(coverage=plan.coverage).check(predictor, predictor.runtime)
+        if plan.robustness_pictures is not None:
+            check_robustness(predictor.task)
         if plan.unfamiliar is not None:
             require_familiarity(predictor, predictor.runtime, "`unfamiliar=`")
         others = None if plan.unfamiliar is None else open_others(plan.unfamiliar, data.config)
         with working(f"opening {where}", speaks=shows and data.opened is None):
-            dataset, split_from = open_with_splits(data, run_of(source))
+            dataset, split_from = open_with_splits(data, run_of(source), predictor.task)
             check_same_data(dataset, ranks)
+        if plan.probes:
+            dataset.require_classes("a probe")
         name = plan.split or default_split(dataset)
         fast = predictor
         if model.loaded is None:  # ranks, which must compute the same, choose nothing by measuring
@@ -294,23 +263,6 @@ def _count_pictures(dataset: Dataset, split: str, plan: EvaluationPlan) -> int:
     passes = 1 if plan.tta is None else len(views(torch.zeros(1, 1, 1, 1), plan.tta))
     corrupted = (1 + len(STRENGTHS) * len(SEVERITIES)) * min(plan.robustness_pictures or 0, count)
     return passes * (count + corrupted) + (sum(map(len, dataset.splits.values())) if plan.probes else 0)
-
-
-def open_others(data: Dataset | str | Path, config: DataConfig) -> tuple[str, Source]:
-    """The pictures of other data, whatever their labels, and their name."""
-    if not isinstance(data, Dataset):
-        if is_unlabelled(Path(data)):
-            return Path(data).name, open_unlabelled(Path(data))
-        data = open_data(str(data), DataConfig(data_dir=config.data_dir))
-    return data.name, pick_split(data, "all")
-
-
-def default_split(dataset: Dataset) -> str:
-    """Test, or val if there is no test split."""
-    for name in ("test", "val"):
-        if name in dataset.splits:
-            return name
-    raise DataError(f'{dataset.name} has no test or val split; pass `split="train"` or `split="all"`.')
 
 
 @dataclass(kw_only=True)
@@ -391,38 +343,6 @@ def _measure_robustness(
         return measure_robustness(
             predictor, dataset, split, tta=plan.tta, limit=limit, by_position=plan.by_position, progress=advance
         )
-
-
-def open_with_splits(data: DataArgument, run: Path) -> tuple[Dataset, str]:
-    """The data, and the origin of their splits if they have none of their own: the run's, or new ones."""
-    dataset = data.open()
-    if not dataset.made_split:
-        return dataset, ""
-    file = run / "split.csv"
-    new = "made now, from names and a seed; a model trained on these data may have seen the measured pictures"
-    if data.opened is not None:
-        return dataset, str(file) if _agrees(dataset, file) else new
-    if not file.is_file():
-        return dataset, new
-    try:
-        return open_data(data.where, replace(data.config, split_file=file)), str(file)
-    except DataError:
-        return dataset, f'{file} is for other pictures, so a new split was made; the split "all" uses every picture'
-
-
-def _agrees(dataset: Dataset, file: Path) -> bool:
-    """Whether an open data set has the splits that a run recorded, but for samples that either does not use."""
-    if not file.is_file():
-        return False
-    sources = [*dataset.splits.items(), *((UNUSED, source) for source in dataset.excluded.values())]
-    samples = [(source.key(index), name) for name, source in sources for index in range(len(source))]
-    keys, names = zip(*samples, *((key, UNUSED) for key, _ in dataset.unused), strict=True)
-    try:
-        parts = read_split(file, keys)
-    except DataError:
-        return False
-    pairs = ({names[index], name} for name, indices in parts.items() for index in indices)
-    return all(len(pair) == 1 or UNUSED in pair for pair in pairs)
 
 
 def _refuse_for_features(source: str, options: dict[str, Any]) -> None:

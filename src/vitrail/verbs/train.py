@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Unpack
 from vitrail.training import recipes
 from vitrail.training.config import TrainConfig
 from vitrail.training.recipes import ask_for, read_changes
+from vitrail.training.trackers import Track, check_trackers
 from vitrail.verbs.keywords import ResumeSettings, TrainSettings
 
 if TYPE_CHECKING:
@@ -21,7 +22,7 @@ def train(
     out: str | Path | None = None,
     check: bool = True,
     report: bool = True,
-    track: bool = False,
+    track: Track = False,
     progress: "bool | Listener" = False,
     **settings: Unpack[TrainSettings],
 ) -> "Run":
@@ -39,13 +40,15 @@ def train(
         out: The folder to write to [default: runs/train-N].
         check: First look for labels that are no classes, damaged pictures, leakage between splits and imbalance.
         report: Write a report at the end: a page, its figures and its tables.
-        track: Also write TensorBoard files.
+        track: Also write to trackers: tensorboard (alone if none is named), wandb or mlflow, or several of them. In
+            Python, True is tensorboard.
         progress: Show the run, or pass a `Listener` of your own.
     """
     changes = read_changes("train", recipe, config, settings)
+    trackers = check_trackers(track)
     from vitrail.verbs.runs import RunOptions, start
 
-    options = RunOptions(report=report, track=track, progress=progress)
+    options = RunOptions(report=report, track=trackers, progress=progress)
     return start(str(data), changes, out, "train", options, check=check)
 
 
@@ -54,7 +57,7 @@ def resume(
     *,
     config: str | Path | TrainConfig | None = None,
     report: bool = True,
-    track: bool = False,
+    track: Track = False,
     progress: "bool | Listener" = False,
     **settings: Unpack[ResumeSettings],
 ) -> "Run":
@@ -64,9 +67,10 @@ def resume(
     where its files are now: `workers=`, `device=`, `data=`, `weights=`, …
     """
     changes = read_changes("resume", None, config, settings)
+    trackers = check_trackers(track)
     from vitrail.verbs.runs import RunOptions, resume_run
 
-    return resume_run(Path(folder), changes, RunOptions(report=report, track=track, progress=progress))
+    return resume_run(Path(folder), changes, RunOptions(report=report, track=trackers, progress=progress))
 
 
 def plan(
