@@ -79,7 +79,7 @@ class Inspection:
             ("tokens", _tokens(config)),
             ("pooling", config.pooling + representation),
             *([("options", options)] if (options := _options(config)) else []),
-            ("task", self.task.kind),
+            *([("task", self.task.kind)] if self.task.kind != "one" else []),
             (self.task.noun[1], _classes(config, self.classes)),
             ("parameters", f"{self.parameters:,} ({', '.join(self.dtypes)})"),
             ("preprocessing", _resizing(self.preprocess)),
