@@ -3,6 +3,7 @@
 import base64
 import math
 import re
+from collections.abc import Sequence
 from dataclasses import replace
 from html.parser import HTMLParser
 from io import BytesIO
@@ -10,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from PIL import Image
 
 from vitrail.blocks import (
@@ -30,7 +32,7 @@ from vitrail.blocks import (
     Table,
     encode_photo,
 )
-from vitrail.data import Dataset
+from vitrail.data import ArraySource, Dataset
 from vitrail.data.check.findings import CheckRecord, Trouble
 from vitrail.evaluation.measurement import Measurement, measure_split
 from vitrail.prediction import Predictor
@@ -310,3 +312,28 @@ def test_axes_hold_the_curve_with_round_steps() -> None:
         assert steps[-1] >= high - 1e-12
         assert len(steps) <= 7
     assert thin([(float(place), 0.0) for place in range(1001)])[-1] == (1000.0, 0.0)
+
+
+def test_the_data_section_counts_labels_and_describes_numbers() -> None:
+    images = torch.zeros(6, 3, 8, 8, dtype=torch.uint8)
+    labels = np.array([[1, 1], [1, 0], [0, 0], [0, 1], [1, 0], [1, 1]], dtype=np.uint8)
+    values = np.array([[0.0], [2.0], [4.0], [6.0], [8.0], [10.0]], dtype=np.float32)
+
+    def cells(rows: np.ndarray, names: tuple[str, ...], task: str) -> tuple[str, list[Sequence[str]]]:
+        source = ArraySource(images, rows, "rows")
+        data = Dataset(name="rows", classes=names, splits={"train": source}, task=task)
+        section = data_section(data)
+        assert check_page(render(Report(title="t", verdict="", sections=[section])))
+        text, table = section.blocks[:2]
+        assert isinstance(text, Paragraph)
+        assert isinstance(table, Table)
+        return text.text, [*table.rows]
+
+    assert cells(labels, ("sun", "sea"), "several") == (
+        "rows: 6 pictures, 2 labels.",
+        [("sun", "4"), ("sea", "3"), ("no label", "1"), ("all pictures", "6")],
+    )
+    assert cells(values, ("age",), "number") == (
+        "rows: 6 pictures, 1 value.",
+        [("age", f"5 ± {np.std(values):.3g} (0 to 10)"), ("pictures", "6")],
+    )

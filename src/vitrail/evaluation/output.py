@@ -91,15 +91,17 @@ def write_facts(numbers: dict[str, Any], path: Path) -> None:
 
 
 def facts(measurement: Measurement) -> dict[str, Any]:
-    """The numbers of an evaluation; undefined values are None."""
-    results = measurement.results
+    """The numbers of an evaluation; undefined values are None. Of other tasks than one, also their rows, as texts."""
+    results, task, trust = measurement.results, {}, measurement.trust
+    if measurement.task.kind != "one":
+        task = {"task": measurement.task.kind, "summary": dict(results.rows())}
     numbers = results.facts()
-    if measurement.trust is not None:
-        numbers.setdefault("calibration", measurement.trust.facts())
+    if trust is not None:
+        numbers.setdefault("calibration", trust.facts())
     return {
         "data": measurement.data,
         "split": measurement.split,
-        **({} if measurement.task.kind == "one" else {"task": measurement.task.kind}),
+        **task,
         "split_chose_epoch": measurement.chose_epoch,
         "pictures": len(measurement.targets),
         "broken": measurement.broken,

@@ -1,25 +1,16 @@
 """A model's card, the README.md of its repository on the hub: filled from the checkpoint and from its training run."""
 
-import csv
 import re
-from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import yaml
 
-from vitrail.data.check.findings import RECORD, CheckRecord, read_record
-from vitrail.data.split import SPLITS
-from vitrail.errors import ConfigError, DataError
 from vitrail.registry import LabelKind
-from vitrail.schema import from_dict
-from vitrail.tasks.rates import Rate, rate, rate_text
-from vitrail.training.config import TrainConfig
-from vitrail.training.run_folder import LARGEST, METRICS, SPLIT, Run, read_config, read_run
-from vitrail.untrusted import parse_json, read_bytes
-from vitrail.weights.addresses import OURS, check_address
+from vitrail.report.run_facts import RunFacts, measured_of, read_rate
+from vitrail.tasks.rates import rate_text
+from vitrail.weights.addresses import OURS
 from vitrail.weights.checkpoint import Checkpoint
 from vitrail.weights.hub_repository import HubFiles
 from vitrail.weights.pretrained import find
@@ -27,48 +18,20 @@ from vitrail.wording import counted, duration, plain
 
 SHOWN = 20  # names of classes
 WEAKEST = 3  # classes that are named
-
-
-@dataclass(frozen=True, kw_only=True)
-class RunFacts:
-    """What the folder of a training run says."""
-
-    config: TrainConfig
-    run: Run | None = None  # None: it has not ended
-    numbers: Mapping[str, Any] = field(default_factory=dict[str, Any])  # `evaluation` of metrics.json
-    check: CheckRecord | None = None
-    splits: Mapping[str, int] = field(default_factory=dict[str, int])  # → pictures; empty if the run did not list them
-
-    @property
-    def base(self) -> str:
-        """The hub's owner/name of the weights that it started from; "" for a file or none."""
-        return check_address(weights).partition("@")[0] if "://" in (weights := self.config.start.weights or "") else ""
-
-    @property
-    def data(self) -> str:
-        """What the data are called; their folder concerns nobody else."""
-        return str(self.numbers.get("data") or (self.check.data if self.check else Path(self.config.data).name))
-
-
-def read_facts(folder: Path) -> RunFacts:
-    """The facts of a run, from its folder."""
-    finished = (folder / METRICS).is_file()
-    numbers: Any = parse_json(read_bytes(folder / METRICS, LARGEST)).get("evaluation") if finished else None
-    return RunFacts(
-        config=read_config(folder),
-        run=read_run(folder) if finished else None,
-        numbers=numbers or {},
-        check=read_record(folder / RECORD),
-        splits=_count_splits(folder / SPLIT),
-    )
-
-
-def _count_splits(path: Path) -> dict[str, int]:
-    if not path.is_file():
-        return {}
-    with path.open(newline="", encoding="utf-8", errors="surrogateescape") as file:
-        counts = Counter(str(row.get("split")) for row in csv.DictReader(file))
-    return {name: counts[name] for name in SPLITS if counts[name]}
+REGRESSION = "image-regression"  # which is none of the hub's pipelines
+# What a model does, and what it does not know, by the kind of its labels.
+DOES: dict[LabelKind, str] = {
+    "class": "classifies pictures into {}",
+    "set": "tells which of {} pictures have",
+    "values": "estimates {} from pictures",
+    "none": "embeds pictures",
+}
+KNOWS: dict[LabelKind, str] = {
+    "class": "It knows only its own classes: a picture of anything else gets one of them too",
+    "set": "It knows only its own labels, and finds nothing else in a picture",
+    "values": "It estimates values for every picture, also for one in which there is nothing to measure",
+    "none": "It knows only pictures like those of its training",
+}
 
 
 def model_card(name: str, checkpoint: Checkpoint, files: HubFiles, facts: RunFacts | None, licence: str | None) -> str:
@@ -93,43 +56,34 @@ def _metadata(
 ) -> dict[str, Any]:
     """What the hub reads: how to find the model, what it is for, and how good it is."""
     library = "vitrail" if files.timm is None else "timm"
-    tag = "image-classification" if checkpoint.config.num_classes else "image-feature-extraction"
-    task = None if checkpoint.config.num_classes and checkpoint.task.labels == "values" else tag  # the hub has none
-    others = ["transformers"] if files.timm is not None and checkpoint.config.channels == 3 else []
+    task = _hub_task(checkpoint)
+    others = ["transformers"] if files.timm is not None and _in_transformers(checkpoint) else []
     metadata: dict[str, Any] = {
         "license": licence and licence.lower(),
         "library_name": library,
-        "pipeline_tag": task,
+        "pipeline_tag": None if task == REGRESSION else task,
         "tags": ["vision-transformer", "vitrail", *([library] if library != "vitrail" else []), *others],
         "base_model": (facts and facts.base) or None,
     }
-    measured = _measured(facts)
+    measured = measured_of(facts)
     if facts is not None and measured is not None:
-        split, top1 = measured
-        dataset = {"name": facts.data, "type": facts.data, "split": split}
-        metrics = [{"type": "accuracy", "value": round(top1.value, 4)}]
+        dataset = {"name": facts.data, "type": facts.data, "split": measured.split}
+        metrics = [{"type": name, "value": round(value, 4)} for name, value in measured.first.items()]
         result = {"task": {"type": task}, "dataset": dataset, "metrics": metrics}
         metadata["model-index"] = [{"name": name.partition("/")[2], "results": [result]}]
     return {key: value for key, value in metadata.items() if value is not None}
 
 
-def _measured(facts: RunFacts | None) -> tuple[str, Rate] | None:
-    """The split of held-out pictures that was measured, and the accuracy on it; None if there is none."""
-    if facts is None or facts.run is None:
-        return None
-    if facts.numbers:
-        return str(facts.numbers["split"]), _rate(facts.numbers["top1"])
-    for split, score in (("test", facts.run.test), ("val", facts.run.val)):
-        if score is not None:
-            return split, rate(round(score.accuracy * score.count), score.count)
-    return None
+def _hub_task(checkpoint: Checkpoint) -> str:
+    """What the hub calls it."""
+    if not checkpoint.config.num_classes:
+        return "image-feature-extraction"
+    return REGRESSION if checkpoint.task.labels == "values" else "image-classification"
 
 
-def _rate(values: Any) -> Rate:
-    try:
-        return from_dict(Rate, values)
-    except ConfigError as error:
-        raise DataError(f"{METRICS} of the run is damaged: {error.message}") from error
+def _in_transformers(checkpoint: Checkpoint) -> bool:
+    """Whether its pipelines give what the model means: they take pictures in colour, and one class of each."""
+    return checkpoint.config.channels == 3 and checkpoint.task.labels == "class"
 
 
 # What a label is → what a model does, before the number of its classes, labels or values.
@@ -149,9 +103,9 @@ ELSEWHERE: dict[LabelKind, str] = {
 def _head(name: str, checkpoint: Checkpoint, facts: RunFacts | None) -> Iterator[str]:
     config, spec = checkpoint.config, checkpoint.preprocess
     yield f"\n# {_text(name.partition('/')[2])}\n"
-    what = "embeds pictures"
-    if config.num_classes:
-        what = f"{ANSWERS[checkpoint.task.labels]} {counted(config.num_classes, *checkpoint.task.noun)}"
+    noun, nouns = checkpoint.task.noun
+    what = DOES[checkpoint.task.labels].format(counted(config.num_classes, noun, nouns))
+    what = what if config.num_classes else "embeds pictures"
     trained = "" if facts is None else f", trained on {_text(facts.data)} with vitrail"
     yield f"A Vision Transformer that {what}{trained}.\n"
     count = sum(tensor.numel() for tensor in checkpoint.tensors.values())
@@ -163,10 +117,11 @@ def _head(name: str, checkpoint: Checkpoint, facts: RunFacts | None) -> Iterator
         ("pictures", f"{channels}, {spec.size[1]}×{spec.size[0]} pixels, in patches of {_product(config.stride)}"),
     ]
     if config.num_classes:
-        rows.append((checkpoint.task.noun[1], _list_classes(checkpoint)))
-    if (measured := _measured(facts)) is not None:
-        split, top1 = measured
-        rows.append(("accuracy", f"{rate_text(top1)} of {counted(top1.total, 'picture')} ({split})"))
+        rows.append((nouns, _list_classes(checkpoint)))
+    if (measured := measured_of(facts)) is not None:
+        name, text = measured.rows[0]
+        where = f"{counted(measured.pictures, 'picture')} ({measured.split})"
+        rows.append((_text(name.removeprefix("top-1 ")), f"{_text(text)} of {where}"))
     yield from _table(("", ""), rows)
 
 
@@ -229,16 +184,18 @@ def _loading(name: str, checkpoint: Checkpoint, files: HubFiles) -> Iterator[str
     if config.channels not in (1, 3):
         yield f'\n**timm**: `timm.create_model("hf-hub:{name}", pretrained=True)`.'
         return
-    named = config.num_classes and checkpoint.classes is not None
+    named = config.num_classes and checkpoint.classes is not None and checkpoint.task.labels == "class"
     show = 'print(model.pretrained_cfg["label_names"][answers.argmax()])' if named else "print(answers)"
     yield "\n**timm**:"
     yield TIMM.format(name=name, mode="L" if config.channels == 1 else "RGB", show=show).rstrip()
     if config.channels == 1:
         yield "\nThe pipelines of transformers open pictures in colour only, so they cannot use it."
         return
+    if not _in_transformers(checkpoint):
+        yield "\nThese are the outputs themselves, which only vitrail turns into what they mean."
+        return
     yield "\n**transformers** (which needs timm for it):"
-    task = "image-classification" if config.num_classes else "image-feature-extraction"
-    yield TRANSFORMERS.format(task=task, name=name).rstrip()
+    yield TRANSFORMERS.format(task=_hub_task(checkpoint), name=name).rstrip()
 
 
 def _data(facts: RunFacts | None) -> Iterator[str]:
@@ -275,29 +232,16 @@ def _training(facts: RunFacts | None) -> Iterator[str]:
 
 def _metrics(facts: RunFacts | None) -> Iterator[str]:
     yield "\n## Metrics\n"
-    measured = _measured(facts)
+    measured = measured_of(facts)
     if facts is None or measured is None:
         yield "It has not been measured on pictures that were held out: its accuracy is unknown."
         return
-    split, top1 = measured
-    numbers = facts.numbers
-    rows = [("top-1 accuracy", rate_text(top1))]
-    if numbers:
-        rows += [("top-5 accuracy", rate_text(_rate(numbers["top5"])))] if numbers["top5"] else []
-        rows += _optional(numbers, "balanced accuracy", "balanced_accuracy", "{:.2%}")
-        rows += _optional(numbers, "macro F1", "macro_f1", "{:.3f}")
-        rows += _optional(numbers, "negative log-likelihood", "nll", "{:.4f}")
-        rows += _optional(numbers, "Brier score", "brier", "{:.4f}")
-        rows += _optional(numbers, "calibration error", "calibration_error", "{:.2%}")
-    yield f"On {counted(top1.total, 'picture')} of {_text(facts.data)} ({split}), with 95 % intervals (Wilson's).\n"
-    yield from _table(("metric", "value"), rows)
+    split, numbers = measured.split, facts.numbers
+    how = " (Wilson's)" if measured.top1 is not None else ""
+    yield f"On {counted(measured.pictures, 'picture')} of {_text(facts.data)} ({split}), with 95 % intervals{how}.\n"
+    yield from _table(("metric", "value"), [(_text(name), _text(text)) for name, text in measured.rows])
     if numbers.get("split_chose_epoch") or (split == "val" and facts.run and facts.run.val_chose_epoch):
         yield "\nThese pictures also chose which epoch's weights were kept, so this is slightly optimistic."
-
-
-def _optional(numbers: Mapping[str, Any], title: str, key: str, form: str) -> list[tuple[str, str]]:
-    """A row for a number that is defined."""
-    return [] if numbers.get(key) is None else [(title, form.format(numbers[key]))]
 
 
 def _calibration(checkpoint: Checkpoint, facts: RunFacts | None, files: HubFiles) -> Iterator[str]:
@@ -310,8 +254,8 @@ def _calibration(checkpoint: Checkpoint, facts: RunFacts | None, files: HubFiles
     if numbers.get("calibration_error_before") is not None:
         after, before = numbers["calibration_error"], numbers["calibration_error_before"]
         yield f"- calibration error {after:.2%}, without the calibration {before:.2%}"
-    if sets := numbers.get("label_sets"):
-        held = rate_text(_rate(sets["coverage"]))
+    if (sets := numbers.get("label_sets")) and "coverage" in sets:
+        held = rate_text(read_rate(sets["coverage"]))
         asked = f"label sets for a coverage of {sets['requested']:.0%}"
         yield f"- {asked} hold the truth for {held} and have {sets['mean_size']:.2f} labels on average"
     if files.timm is not None:
@@ -325,17 +269,17 @@ def _limits(checkpoint: Checkpoint, facts: RunFacts | None) -> Iterator[str]:
         tells = ""
         if trust is not None and trust.familiarity is not None:
             tells = "; vitrail marks pictures that are unlike those of the training"
-        yield f"- {ELSEWHERE[checkpoint.task.labels]}{tells}."
-    measured = _measured(facts)
+        yield f"- {KNOWS[checkpoint.task.labels]}{tells}."
+    measured = measured_of(facts)
     if facts is None or measured is None:
         return
-    split, top1 = measured
     yield (
-        f"- Its figures hold for pictures like those of {_text(facts.data)} ({split}); expect less of others, such as "
-        "those of another camera or place."
+        f"- Its figures hold for pictures like those of {_text(facts.data)} ({measured.split}); expect less of others, "
+        "such as those of another camera or place."
     )
-    width = (top1.high - top1.low) * 100
-    yield f"- {counted(top1.total, 'picture')} determine the accuracy only within {width:.1f} percentage points."
+    if (top1 := measured.top1) is not None:
+        width = (top1.high - top1.low) * 100
+        yield f"- {counted(top1.total, 'picture')} determine the accuracy only within {width:.1f} percentage points."
     yield from _weakest(facts.numbers)
 
 

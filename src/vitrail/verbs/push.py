@@ -98,7 +98,8 @@ def push(
         progress: Show progress on the error stream.
     """
     from vitrail.report.assembly import run_of
-    from vitrail.report.model_card import model_card, read_facts
+    from vitrail.report.model_card import model_card
+    from vitrail.report.run_facts import read_facts
     from vitrail.weights import hub_repository
     from vitrail.weights.addresses import OURS
     from vitrail.weights.native import read_native
