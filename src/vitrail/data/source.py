@@ -175,6 +175,7 @@ class Dataset:
     excluded: Mapping[str, Source] = field(
         default_factory=dict[str, Source], repr=False
     )  # split → left out by the user
+    groups: Mapping[str, str] = field(default_factory=dict[str, str], repr=False)  # of each key, if they stay together
     max_broken_rate: float = MAX_BROKEN_RATE  # of a split's pictures; they are left out
     named_task: bool = False  # by the user, who need not be asked whether another one is meant
     assumed: tuple[str, ...] = ()  # what was chosen from the data, a sentence each
@@ -257,7 +258,7 @@ class Dataset:
         keys, labels = train.keys(), train.labels
         if rest is not None:  # which decide with the others where the border is, so that it stays where it was
             keys, labels = keys + rest.keys(), np.concatenate([labels, rest.labels])
-        parts = stratify(keys, labels, {"val": rate}, seed)
+        parts = stratify(keys, labels, {"val": rate}, seed, self.groups)
         parts = {name: indices[indices < len(train)] for name, indices in parts.items()}
         made = {name: train.select(indices) for name, indices in parts.items() if len(indices)}
         return replace(self, splits={**self.splits, **made}, made_split=True)

@@ -37,6 +37,7 @@ class DataSettings(TypedDict, total=False):
     max_broken_rate: float
     exclude: str | Path | Sequence[str | Path]
     columns: Columns | dict[str, str]
+    group: str | None
     task: str
     separator: str | None
 
