@@ -80,8 +80,7 @@ def _check_groups(dataset: Dataset, column: str) -> None:
         raise DataError(f"{dataset.name}: `group={column}` names a column of a table, and these data are no table.")
     home: dict[str, str] = {}
     for split, source in dataset.splits.items():
-        for key in source.keys():
-            group = dataset.groups[key]
+        for group in (dataset.groups[source.key(index)] for index in range(len(source))):
             if home.setdefault(group, split) != split:
                 raise DataError(
                     f"{dataset.name}: the group {shorten(group)} is in {home[group]} and in {split}; move its pictures "

@@ -59,7 +59,8 @@ class _Groups:
 def _pairs(labels: Labels) -> tuple[Integers, Integers]:
     """(picture, label) for each label of each picture; of values, their quantiles."""
     if labels.ndim == 2 and labels.dtype == np.uint8:
-        return np.nonzero(labels)
+        pictures, ids = np.nonzero(labels)
+        return pictures, ids
     _, codes = np.unique(labels if labels.ndim == 1 else quantile_bins(labels), return_inverse=True)
     return np.arange(len(labels)), codes.astype(np.int64)
 
@@ -124,7 +125,7 @@ def assign_folds(
 
     Every fold must have pictures, and all labels must be in the training pictures of every fold.
     """
-    units = len(set(groups[key] for key in keys) if groups else set(keys))
+    units = len({groups[key] for key in keys} if groups else set(keys))
     if units < folds:
         what = counted(units, "group") if groups else counted(units, "picture")
         raise DataError(f"`folds={folds}` needs at least as many {'groups' if groups else 'pictures'}; got {what}.")

@@ -126,3 +126,10 @@ class Listeners(Listener):
     def _tell(self, event: str, *values: object, **named: object) -> None:
         for member in self.members:
             getattr(member, event)(*values, **named)
+
+
+class Quiet(Listener):
+    """Passes on what users should know, but no epochs: there are many, and each takes a moment."""
+
+    def __init__(self, listener: Listener) -> None:
+        self.prepared, self.said = listener.prepared, listener.said

@@ -95,6 +95,7 @@ class TrainSettings(ShowSettings, total=False):
     layer_decay: float
     clip: float | None
     label_smoothing: float
+    loss: str
     ema: float | None
     epochs: int
     minutes: float | None
@@ -103,6 +104,7 @@ class TrainSettings(ShowSettings, total=False):
     cooldown: float
     final_lr: float
     patience: int | None
+    best: str
     batch_size: int | Literal["auto"]
     micro_batch: int | None
     device: str
@@ -113,6 +115,10 @@ class TrainSettings(ShowSettings, total=False):
     workers: int | None
     save_minutes: float
     seed: int
+    folds: int | None
+    fold_repeats: int
+    search: str | None
+    trials: int
 
 
 class ResumeSettings(TrainSettings, total=False):
@@ -186,9 +192,9 @@ def configs_of(settings: type) -> tuple[type[Any], ...]:
 
         return (ServeSettings,)
     if settings in (TrainSettings, ResumeSettings):
-        from vitrail.training.config import Machine, Optim, Schedule, Start
+        from vitrail.training.config import Machine, Optim, Schedule, Selection, Start
 
-        return Start, Optim, Schedule, Machine, Augment, DataConfig
+        return Start, Optim, Schedule, Machine, Augment, DataConfig, Selection
     return {DataSettings: (DataConfig,), ShowSettings: (DataConfig, Augment), HintSettings: (Hints,)}[settings]
 
 

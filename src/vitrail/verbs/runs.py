@@ -19,8 +19,7 @@ from vitrail.training.auto_config import resolve
 from vitrail.training.cost import Measured
 from vitrail.training.display import Display
 from vitrail.training.listener import Listener, Listeners, Plan
-from vitrail.training.plan import describe_plan, settle
-from vitrail.training.run import carry_out, reopen
+from vitrail.training.plan import describe_plan
 from vitrail.training.run_folder import (
     CONFIG,
     Run,
@@ -35,6 +34,7 @@ from vitrail.training.run_folder import (
     refuse_locked,
     take_begun,
 )
+from vitrail.training.session import carry_out_run, reopen, settle_run
 from vitrail.training.setup import Setup
 from vitrail.training.signals import InterruptedRunError
 from vitrail.training.trackers import Tracker
@@ -127,7 +127,7 @@ def _carry_out(
     try:
         with Tracker(options.track if ranks.is_first else (), folder, setup.config, say) as tracker:
             listener = Listeners([listener, tracker])
-            run, predictor = carry_out(setup, ranks, folder, listener, resume=resume)
+            run, predictor = carry_out_run(setup, ranks, folder, listener, resume=resume)
             leave_ranks()  # not after an error: other ranks may be waiting, and torchrun stops them when this one ends
             if not ranks.is_first:
                 return run
@@ -156,7 +156,7 @@ def _prepare(
     if check:
         checked = ranks.from_first(lambda: _check(dataset, config.data, listener, options.bars))
     may_shrink = changes.get("image_size") is None
-    return *settle(config, dataset, ranks, listener, began=began, may_shrink=may_shrink), checked
+    return *settle_run(config, dataset, ranks, listener, began=began, may_shrink=may_shrink), checked
 
 
 def _check(dataset: Dataset, data: str, listener: Listener, bars: Progress) -> CheckRecord | None:
