@@ -254,6 +254,12 @@ class Selection:
         """The folds of all repeats; 0 without folds."""
         return (self.folds or 0) * self.fold_repeats
 
+    @property
+    def parts(self) -> float:
+        """How many times as long as one of its models a run takes: with folds, the last learns from all pictures."""
+        trials = 1 if self.search is None else self.trials
+        return trials if self.folds is None else trials * self.rounds + self.folds / (self.folds - 1)
+
 
 @dataclass(frozen=True, kw_only=True)
 class TrainConfig:

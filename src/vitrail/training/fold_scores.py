@@ -10,6 +10,7 @@ from scipy.stats import t as student
 
 from vitrail.evaluation.measurement import Measurement
 from vitrail.training.objectives import SplitScore
+from vitrail.wording import show_metric
 
 LEVEL = 0.95
 INTERVAL = "95 %, corrected resampled t (Nadeau and Bengio, 2003)"
@@ -57,6 +58,21 @@ class Trial:
         values: dict[str, Any] = {**facts}
         values["value"] = math.nan if facts["value"] is None else float(facts["value"])
         return cls(**values)
+
+
+def show_setting(value: Any) -> str:
+    """A value that was tried, for people."""
+    return f"{value:.4g}" if isinstance(value, float) else str(value)
+
+
+def describe_best(trials: Sequence[Trial]) -> str:
+    """Which trial was best, in one line; "" without any."""
+    best = next((trial for trial in trials if trial.best), None)
+    if best is None:
+        return ""
+    settings = ", ".join(f"{name} {show_setting(value)}" for name, value in best.settings.items())
+    reached = f"{best.metric.replace('_', ' ')} {show_metric(best.metric, best.value)}"
+    return f"trial {best.number} of {len(trials)} is the best, {reached}: {settings}"
 
 
 def spread_of(scores: Sequence[SplitScore], repeats: int = 1) -> dict[str, Spread]:

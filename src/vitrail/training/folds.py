@@ -82,7 +82,7 @@ def settle_folds(
     """
     pooled = dataset.pooled()
     first = without(pooled, np.flatnonzero(divide_folds(pooled, config)[0] == 0))
-    setup, measured = settle(_share(config), first, ranks, listener, **options)
+    setup, measured = settle(share_of(config), first, ranks, listener, **options)
     if setup.dataset is not first:  # there was time only for some of the pictures
         pooled = setup.dataset.pooled()
         divide_folds(pooled, config)
@@ -91,19 +91,11 @@ def settle_folds(
     return replace(setup, config=whole, dataset=pooled), measured
 
 
-def parts_of(selection: Selection) -> float:
-    """How many times a run is as long as one fold of it: the last model learns from all pictures."""
-    trials = 1 if selection.search is None else selection.trials
-    if selection.folds is None:
-        return trials
-    return trials * selection.rounds + selection.folds / (selection.folds - 1)
-
-
-def _share(config: TrainConfig) -> TrainConfig:
+def share_of(config: TrainConfig) -> TrainConfig:
     """The config of one fold, with its part of a time budget."""
     minutes, schedule = config.schedule.minutes, config.schedule
     if minutes is not None and not config.start.training.on_features:
-        schedule = replace(schedule, minutes=minutes / parts_of(config.selection))
+        schedule = replace(schedule, minutes=minutes / config.selection.parts)
     return replace(config, schedule=schedule, selection=Selection())
 
 
@@ -127,22 +119,26 @@ class FoldWork(NamedTuple):
     epochs: int | None  # that fit into a fold's time, as planned; None without a budget
 
     @classmethod
-    def begin(cls, setup: Setup, ranks: Ranks, folder: Path, listener: Listener, *, resume: bool) -> "FoldWork":
-        """Divide the pictures, or read how they were divided; and compute what all folds share."""
+    def begin(
+        cls, setup: Setup, ranks: Ranks, folder: Path, listener: Listener, *, resume: bool, first: Path | None = None
+    ) -> "FoldWork":
+        """Divide the pictures, or read how they were divided; and compute what all folds share. `first` is the
+        folder of the first of them.
+        """
         parts = ranks.from_first(lambda: _read_or_write_folds(setup, folder))
         features = share_features(setup, "train", ranks, listener, folder)
         epochs = None
         if setup.config.schedule.minutes is not None and not setup.config.start.training.on_features:
-            first = without(setup.dataset, np.flatnonzero(parts[0] == 0))
-            planned = ranks.from_first(lambda: _planned_epochs(folder / "fold-1"))
+            data = without(setup.dataset, np.flatnonzero(parts[0] == 0))
+            planned = ranks.from_first(lambda: planned_epochs(first or folder / "fold-1"))
             if planned is None and resume:  # killed before its plan was saved
-                planned = settle(_share(setup.config), first, ranks, listener)[0].config.schedule.epochs
+                planned = settle(share_of(setup.config), data, ranks, listener)[0].config.schedule.epochs
             epochs = planned or setup.config.schedule.epochs
         return cls(ranks, folder, listener, parts, features, epochs)
 
-    def run(self, setup: Setup, folder: Path) -> FoldResults:
+    def run(self, setup: Setup, folder: Path, *, quiet: bool = False) -> FoldResults:
         """Train a model without each fold, in `folder`, and measure it there; finished folds are read."""
-        config = _share(setup.config)
+        config = share_of(setup.config)
         if self.epochs is not None:
             config = replace(config, schedule=replace(config.schedule, epochs=self.epochs))
         repeats, count = self.parts.shape[0], int(self.parts.max()) + 1
@@ -150,7 +146,8 @@ class FoldWork(NamedTuple):
         for number in range(repeats * count):
             held_out = np.flatnonzero(self.parts[number // count] == number % count)
             place = folder / f"fold-{number + 1}"
-            self.listener.said(f"fold {number + 1} of {repeats * count}: {len(held_out):,} pictures are held out")
+            if not quiet:
+                self.listener.said(f"fold {number + 1} of {repeats * count}: {len(held_out):,} pictures are held out")
             done.append(self._run_fold(replace(setup, config=config), held_out, place))
         return FoldResults(
             scores=tuple(each.score for each in done),
@@ -165,7 +162,7 @@ class FoldWork(NamedTuple):
         if finished is not None:
             return finished
         data = without(setup.dataset, held_out)
-        begun = self.ranks.from_first(lambda: _open_fold(setup.config, data, folder))
+        begun = self.ranks.from_first(lambda: open_part(setup.config, data, folder))
         learned = replace(data, splits={name: data.splits[name] for name in ("train", "val")})
         made = fresh(setup, learned)
         if self.features is not None:
@@ -173,7 +170,7 @@ class FoldWork(NamedTuple):
             rows = {"train": others, "val": held_out}
             made = replace(made, shared={name: select_features(self.features, each) for name, each in rows.items()})
         quiet = setup.config.start.training.on_features
-        listener = Quiet(self.listener) if quiet else self.listener
+        listener = Quiet(self.listener, says=False) if quiet else self.listener
         try:
             run, predictor = carry_out(made, self.ranks, folder, listener, resume=begun)
         except InterruptedRunError as error:
@@ -188,7 +185,7 @@ class FoldWork(NamedTuple):
 
     def train_last(self, setup: Setup, results: FoldResults) -> tuple[Run, Predictor]:
         """The model that is trained on everything, for as long as was best for the folds; they calibrate it."""
-        config, epochs = _share(setup.config), round(median(results.best_epochs))
+        config, epochs = share_of(setup.config), round(median(results.best_epochs))
         if epochs == 0:  # nothing was better than the head alone
             config = fit_batch_size(probe_config(config), setup.dataset, self.ranks.world_size)
             epochs = config.schedule.epochs
@@ -198,7 +195,7 @@ class FoldWork(NamedTuple):
         if self.features is not None:
             made = replace(made, shared={"train": self.features})
         quiet = config.start.training.on_features
-        listener = Quiet(self.listener) if quiet else self.listener
+        listener = Quiet(self.listener, says=False) if quiet else self.listener
         return carry_out(made, self.ranks, self.folder, listener, resume=True, folds=results)
 
 
@@ -230,8 +227,8 @@ class _Measured(NamedTuple):
     familiarity: Floats | None
 
 
-def _open_fold(config: TrainConfig, data: Dataset, folder: Path) -> bool:
-    """Whether a fold has begun; if not, what it is about is written."""
+def open_part(config: TrainConfig, data: Dataset, folder: Path) -> bool:
+    """Whether a fold or a trial has begun; if not, what it is about is written."""
     if (folder / CONFIG).exists():
         sweep(folder)
         return True
@@ -263,7 +260,8 @@ def _read_outputs(folder: Path) -> _Measured | None:
     )
 
 
-def _planned_epochs(folder: Path) -> int | None:
+def planned_epochs(folder: Path) -> int | None:
+    """How many epochs a run with a time budget has planned; None if it has not begun."""
     saved = snapshots.list_snapshots(folder / LAST)
     plan = snapshots.read_state(saved[-1]).plan if saved else None
     return None if plan is None else plan.epochs

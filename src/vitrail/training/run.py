@@ -74,7 +74,7 @@ def carry_out(
         best_epoch=state.best_epoch,
         seconds=state.seconds + (0.0 if folds is None else folds.seconds),
         val=_scores_of(setup, state),
-        test=None if on_test is None else _as_score(on_test, setup),
+        test=None if on_test is None else as_score(on_test, setup),
         measurement=on_test or on_val,
     )
     if folds is not None:
@@ -99,7 +99,7 @@ def _scores_of(setup: Setup, state: RunState) -> SplitScore | None:
     return SplitScore(loss=state.best_loss, metrics=state.best_metrics, count=count)
 
 
-def _as_score(measurement: Measurement, setup: Setup) -> SplitScore:
+def as_score(measurement: Measurement, setup: Setup) -> SplitScore:
     """As validation scores a split, whatever was calibrated."""
     outputs, targets = torch.from_numpy(measurement.logits), torch.from_numpy(measurement.targets)
     metrics = setup.task.summarize([setup.task.score(outputs, targets)])

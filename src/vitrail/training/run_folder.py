@@ -34,7 +34,7 @@ from vitrail.training.best_weights import BEST
 from vitrail.training.config import Selection, TrainConfig, apply_changes, describe_config, read_field
 from vitrail.training.curves import RESULTS, read_rows
 from vitrail.training.feature_store import FOLDER
-from vitrail.training.fold_scores import INTERVAL, Spread, Trial, spread_of
+from vitrail.training.fold_scores import INTERVAL, Spread, Trial, describe_best, spread_of
 from vitrail.training.objectives import SplitScore
 from vitrail.training.run_data import write_contents
 from vitrail.training.setup import Setup
@@ -133,7 +133,9 @@ class Run:
         yield from ending([], f"{again} starts a new run from its weights")
 
     def scores(self) -> Iterator[Text]:
-        """The first metric and the loss on each split, and over the folds."""
+        """The first metric and the loss on each split, and over the folds; and which trial was the best."""
+        if self.trials:
+            yield Text(describe_best(self.trials))
         for name, spread in list(self.spread.items())[:1]:
             shown = Text(f"folds {name.replace('_', ' ')} ") + Text(show_metric(name, spread.mean), "bold")
             bounds = " to ".join(show_metric(name, bound) for bound in (spread.low, spread.high))
