@@ -3,13 +3,14 @@
 import os
 import time
 import warnings
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from vitrail.data import Dataset
 from vitrail.data.check.findings import RECORD, CheckRecord, check_data, judge_labels, sum_up, write_record
-from vitrail.errors import ResumableError
+from vitrail.errors import ConfigError, ResumableError
 from vitrail.files import check_run_folder, new_run_folder
 from vitrail.prediction import Predictor
 from vitrail.progress import Progress, SteadyConsole, progress_bar, silent, working
@@ -80,6 +81,7 @@ def start(
     if (begun := find_begun(folder, Path("runs"), ranks)) is not None:
         return _continue(begun, {}, ranks, options)
     _refuse_out(out, ranks)
+    _refuse_track(options, changes)
     check_shared(folder or Path("runs"), ranks)
     listener = options.listen(ranks)
     setup, measured, checked = _prepare(data, changes, ranks, listener, options, check=check)
@@ -112,6 +114,7 @@ def _continue(folder: Path, changes: dict[str, Any], ranks: Ranks, options: RunO
         ranks.from_first(lambda: take_begun(folder, lock))
         check_shared(folder, ranks)
         config = refuse_conflicts(read_config(folder), changes)
+        _refuse_track(options, vars(config.selection))
         if ended := describe_end(folder, config):
             leave_ranks()
             return replace(read_run(folder), ended=ended)
@@ -184,6 +187,13 @@ def _refuse_out(out: str | Path | None, ranks: Ranks) -> None:
     ranks.from_first(refuse)
 
 
+def _refuse_track(options: RunOptions, changes: Mapping[str, Any]) -> None:
+    """Trackers follow the epochs of one model."""
+    for name in ("folds", "search"):
+        if options.track and changes.get(name) is not None:
+            raise ConfigError(f"follows one model, and `{name}=` trains many; omit it.", field="track")
+
+
 def _refuse_begun(out: Path | None) -> None:
     if out is not None:
         refuse_locked(out)
@@ -205,7 +215,8 @@ def write_reports(run: Run, predictor: Predictor, dataset: Dataset, options: Run
     """The run with its report and the figures beside it; a failure there is reported and does not harm the run."""
     try:
         with working("writing the report", speaks=options.speaks):
-            pages = report_on_run(run.folder, dataset, predictor, measurement=run.measurement, progress=options.bars)
+            measured = {"measurement": run.measurement, "held_out": run.held_out}
+            pages = report_on_run(run.folder, dataset, predictor, **measured, progress=options.bars)
     except Exception as error:
         problem = in_one_line(error)
         if isinstance(options.progress, bool):  # whoever passed a listener looks at the result
