@@ -21,6 +21,7 @@ from vitrail.data.source import FileSource, Source
 from vitrail.errors import WeightsError
 from vitrail.files import atomic_path
 from vitrail.model import ViT
+from vitrail.rng import Integers
 from vitrail.schema import to_dict
 from vitrail.weights.adapt import HEADS
 from vitrail.weights.checkpoint import Checkpoint
@@ -36,6 +37,15 @@ class Features(NamedTuple):
 
     features: Tensor  # (n, D)
     indices: Tensor  # (n,) which samples of the split
+
+
+def select_features(features: Features, rows: Integers) -> Features:
+    """Those of some samples, as a split of its own, in the order given; samples that could not be read are missing."""
+    chosen, indices = torch.from_numpy(rows), features.indices
+    places = torch.full((1 + max(int(chosen.max()), int(indices.max())),), -1, dtype=torch.long)
+    places[indices] = torch.arange(len(indices))
+    there = places[chosen]
+    return Features(features.features[there[there >= 0]], torch.nonzero(there >= 0).flatten())
 
 
 def backbone_of(model: ViT, preprocess: Preprocess) -> Checkpoint:
