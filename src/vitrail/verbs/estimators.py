@@ -5,7 +5,9 @@ clones compute those of a picture once.
 """
 
 import json
+import shutil
 import tempfile
+import weakref
 from dataclasses import fields
 from pathlib import Path
 from typing import Any, Literal, Self, cast
@@ -29,6 +31,14 @@ HEADER = "vitrail.estimator"  # in a checkpoint's metadata: what is an estimator
 FITTED = "model.safetensors"
 # Settings of the data that have a meaning for pictures in memory.
 OWN_DATA = {"val_rate", "split_seed", "max_broken_rate"}
+
+
+class _Scratch:
+    """A folder that lasts as long as this object."""
+
+    def __init__(self) -> None:
+        self.folder = Path(tempfile.mkdtemp(prefix="vitrail-"))
+        weakref.finalize(self, shutil.rmtree, self.folder, ignore_errors=True)
 
 
 class _Estimator(BaseEstimator):
@@ -93,10 +103,10 @@ class _Estimator(BaseEstimator):
             max_broken_rate=changes.get("max_broken_rate", DataConfig().max_broken_rate),
             named_task=True,
         )
-        temporary = tempfile.TemporaryDirectory(prefix="vitrail-") if self.out is None else None
-        folder = Path(temporary.name if temporary else cast("str | Path", self.out))
+        scratch = _Scratch() if self.out is None else None
+        folder = scratch.folder if scratch else Path(cast("str | Path", self.out))
         self.predictor_, self._cache = train_on(dataset, samples, changes, folder)
-        self.run_, self._temporary = folder, temporary
+        self.run_, self._scratch = folder, scratch
         self._learn_form(targets, y)
         return self
 
@@ -172,7 +182,7 @@ class _Estimator(BaseEstimator):
         if kind != cls.__name__:
             raise WeightsError(f"{path} holds a {kind}; use vitrail.{kind}.load.")
         self = cls(**params)
-        self.predictor_, self.run_, self._temporary = load(path, device=self.device), None, None
+        self.predictor_, self.run_, self._scratch = load(path, device=self.device), None, None
         predictor = self.predictor_
         self._cache = FeatureCache.of(predictor.model, predictor.preprocess) if has_cache else None
         self._set_form(facts)
@@ -199,7 +209,7 @@ class _Estimator(BaseEstimator):
         state = dict(super().__getstate__())
         predictor: Predictor | None = state.pop("predictor_", None)
         if predictor is not None:
-            state.pop("_temporary")
+            state.pop("_scratch")
             state["run_"] = self.run_ if self.out is not None else None
             with tempfile.TemporaryDirectory(prefix="vitrail-") as folder:
                 save_checkpoint(predictor.checkpoint(), Path(folder) / FITTED)
@@ -210,8 +220,8 @@ class _Estimator(BaseEstimator):
         content: bytes | None = state.pop("_checkpoint", None)
         super().__setstate__(state)
         if content is not None:
-            self._temporary = tempfile.TemporaryDirectory(prefix="vitrail-")
-            path = Path(self._temporary.name) / FITTED
+            self._scratch = _Scratch()
+            path = self._scratch.folder / FITTED
             path.write_bytes(content)
             self.predictor_ = load(path, device=self.device)
 

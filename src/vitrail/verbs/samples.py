@@ -1,7 +1,7 @@
 """What scikit-learn passes to an estimator: pictures in any of their forms as `X`, labels or numbers as `y`."""
 
 import hashlib
-from collections.abc import Iterable, Sequence, Sized
+from collections.abc import Iterable, Sized
 from os import PathLike, fspath
 from pathlib import Path
 from typing import Any, NamedTuple, cast
@@ -22,7 +22,8 @@ from vitrail.training.feature_cache import DIGEST_BYTES
 from vitrail.wording import counted
 
 PICTURES = "X must hold pictures: paths, arrays (H, W, C), one 4-D array, or PIL pictures"
-CHANNELS = 4  # an array whose last side is no longer than this is one picture, rather than several grey ones
+EMBEDDINGS = "Embeddings that you have already are for scikit-learn's own estimators, such as LogisticRegression."
+CHANNELS = 4  # of one picture at most: a longer side is one of a grey picture
 
 
 class Samples(NamedTuple):
@@ -98,26 +99,19 @@ def _items(x: Any) -> Iterable[Any]:
 
 
 def _rows(x: Any) -> Iterable[Any]:
+    """The items of an array."""
     shape = tuple(x.shape)
-    numeric = isinstance(x, torch.Tensor) or x.dtype.kind not in "OUST"
-    if not numeric and len(shape) == 2 and shape[1] == 1:
-        return x[:, 0]
-    if (
-        numeric
-        and len(shape) == 3
-        and min(shape[-1], shape[0] if isinstance(x, torch.Tensor) else CHANNELS + 1) <= CHANNELS
-    ):
-        raise SamplesError(f"{PICTURES}; got one array {shape}: for one picture, pass X[None].")
-    if (numeric and len(shape) not in (3, 4)) or (not numeric and len(shape) != 1):
-        raise SamplesError(_no_pictures(shape))
-    return x
-
-
-def _no_pictures(shape: Sequence[Any]) -> str:
-    return (
-        f"{PICTURES}; got numbers of the shape ({', '.join(map(str, shape))}). Embeddings that you have already are for scikit-learn's "
-        "own estimators, such as LogisticRegression."
-    )
+    if not isinstance(x, torch.Tensor) and x.dtype.kind in "OUST":  # paths, or pictures of any kind
+        if len(shape) == 2 and shape[1] == 1:
+            return x[:, 0]
+        if len(shape) == 1:
+            return x
+        raise SamplesError(f"{PICTURES}; got an array of the shape {shape}.")
+    if len(shape) == 4 or (len(shape) == 3 and shape[0 if isinstance(x, torch.Tensor) else 2] > CHANNELS):
+        return x
+    if len(shape) == 3:
+        raise SamplesError(f"{PICTURES}; got one picture, {shape}: pass X[None].")
+    raise SamplesError(f"{PICTURES}; got numbers of the shape {shape}. {EMBEDDINGS}")
 
 
 def _read_picture(item: Any, index: int) -> Picture:
@@ -128,23 +122,15 @@ def _read_picture(item: Any, index: int) -> Picture:
         return Path(fspath(cast("PathLike[str]", item)))
     if isinstance(item, bytes | Image.Image):
         return item
-    if isinstance(item, np.ndarray | torch.Tensor):
-        array = cast("Any", item)
-        if array.ndim not in (2, 3):
-            raise SamplesError(
-                _no_pictures(("…", *array.shape))
-                if array.ndim < 2
-                else f"{PICTURES}; X[{index}] has {array.ndim} sides."
-            )
-        return _as_tensor(array)
-    if isinstance(item, int | float | list | tuple | np.generic):
-        raise SamplesError(_no_pictures(("…",)))
-    raise SamplesError(f"{PICTURES}; X[{index}] is {shorten(item)}.")
+    if isinstance(item, np.ndarray | torch.Tensor) and item.ndim in (2, 3):
+        return _as_tensor(item)
+    hint = f" {EMBEDDINGS}" if isinstance(item, int | float | list | tuple | np.generic | np.ndarray) else ""
+    raise SamplesError(f"{PICTURES}; X[{index}] is {shorten(item)}.{hint}")
 
 
 def _as_tensor(array: Any) -> torch.Tensor:
     if isinstance(array, torch.Tensor):
-        return array if array.ndim == 3 else array[None]
+        return array.detach().cpu() if array.ndim == 3 else array.detach().cpu()[None]
     if array.dtype.kind not in "fu" or array.dtype.itemsize > 8:
         raise SamplesError(f"{PICTURES}, as bytes or floats from 0 to 1; got {array.dtype}.")
     native = np.ascontiguousarray(array, dtype=array.dtype.newbyteorder("="))
@@ -176,7 +162,7 @@ def _digest(picture: Picture) -> str | None:
     else:
         tensor = cast("torch.Tensor", picture)
         digest.update(f"array {tensor.dtype} {tuple(tensor.shape)}".encode())
-        digest.update(tensor.detach().cpu().contiguous().view(torch.uint8).numpy().tobytes())
+        digest.update(tensor.contiguous().view(torch.uint8).numpy().tobytes())
     return digest.hexdigest()
 
 
