@@ -29,12 +29,12 @@ from vitrail.model.parts import (
 )
 from vitrail.runtimes.manifest import Manifest
 from vitrail.serving.settings import ServeSettings
-from vitrail.training.config import Machine, Optim, Schedule, Start, TrainConfig
-from vitrail.weights.infer import Hints
-from vitrail.weights.metadata import Metadata, Origin
 from vitrail.tasks.familiarity import Familiarity, Packed
 from vitrail.tasks.one import LabelSets
 from vitrail.tasks.task import Trust
+from vitrail.training.config import Machine, Optim, Schedule, Start, TrainConfig
+from vitrail.weights.infer import Hints
+from vitrail.weights.metadata import Metadata, Origin
 
 # Section of a page → the dataclasses in it.
 GROUPS: dict[str, tuple[type[Any], ...]] = {

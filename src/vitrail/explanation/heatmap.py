@@ -93,10 +93,10 @@ def draw_pair(subject: Subject, explanation: Explanation, full: Image.Image) -> 
     """A picture with its prediction and its overlay, small enough for a sheet, so that many fit into memory."""
     answer = "features, no classes"
     if explanation.predicted:
-        answer = f"{explanation.predicted}  {explanation.confidence:.1%}"
+        answer = f"{explanation.predicted}  {explanation.task.show(explanation.confidence)}"
     why = f"why {explanation.label}?\n" if explanation.label else ""
     if explanation.label != explanation.predicted:
-        why = f"why {explanation.label} ({explanation.probability:.1%})?\n"
+        why = f"why {explanation.label} ({explanation.task.show(explanation.probability)})?\n"
     return (
         Tile(image=shrink(picture_of(subject), SHEET_TILE), caption=f"{answer}\n{subject.name}"),
         Tile(image=shrink(full, SHEET_TILE), caption=why + explanation.method),

@@ -13,6 +13,7 @@ import yaml
 from vitrail.data.check.findings import RECORD, CheckRecord, read_record
 from vitrail.data.split import SPLITS
 from vitrail.errors import ConfigError, DataError
+from vitrail.registry import LabelKind
 from vitrail.report.sections import rate_text
 from vitrail.schema import from_dict
 from vitrail.tasks.rates import Rate, rate
@@ -93,7 +94,8 @@ def _metadata(
 ) -> dict[str, Any]:
     """What the hub reads: how to find the model, what it is for, and how good it is."""
     library = "vitrail" if files.timm is None else "timm"
-    task = "image-classification" if checkpoint.config.num_classes else "image-feature-extraction"
+    tag = "image-classification" if checkpoint.config.num_classes else "image-feature-extraction"
+    task = None if checkpoint.config.num_classes and checkpoint.task.labels == "values" else tag  # the hub has none
     others = ["transformers"] if files.timm is not None and checkpoint.config.channels == 3 else []
     metadata: dict[str, Any] = {
         "license": licence and licence.lower(),
@@ -131,12 +133,26 @@ def _rate(values: Any) -> Rate:
         raise DataError(f"{METRICS} of the run is damaged: {error.message}") from error
 
 
+# What a label is → what a model does, before the number of its classes, labels or values.
+ANSWERS: dict[LabelKind, str] = {
+    "class": "classifies pictures into",
+    "set": "tells which labels apply to a picture, of",
+    "values": "measures in a picture",
+}
+# And what it says about a picture of anything else.
+ELSEWHERE: dict[LabelKind, str] = {
+    "class": "It knows only its own classes: a picture of anything else gets one of them too",
+    "set": "It knows only its own labels: a picture of anything else may get some of them too",
+    "values": "It measures every picture, whatever it shows",
+}
+
+
 def _head(name: str, checkpoint: Checkpoint, facts: RunFacts | None) -> Iterator[str]:
     config, spec = checkpoint.config, checkpoint.preprocess
     yield f"\n# {_text(name.partition('/')[2])}\n"
-    what = (
-        f"classifies pictures into {counted(config.num_classes, 'class')}" if config.num_classes else "embeds pictures"
-    )
+    what = "embeds pictures"
+    if config.num_classes:
+        what = f"{ANSWERS[checkpoint.task.labels]} {counted(config.num_classes, *checkpoint.task.noun)}"
     trained = "" if facts is None else f", trained on {_text(facts.data)} with vitrail"
     yield f"A Vision Transformer that {what}{trained}.\n"
     count = sum(tensor.numel() for tensor in checkpoint.tensors.values())
@@ -148,7 +164,7 @@ def _head(name: str, checkpoint: Checkpoint, facts: RunFacts | None) -> Iterator
         ("pictures", f"{channels}, {spec.size[1]}×{spec.size[0]} pixels, in patches of {_product(config.stride)}"),
     ]
     if config.num_classes:
-        rows.append(("classes", _list_classes(checkpoint)))
+        rows.append((checkpoint.task.noun[1], _list_classes(checkpoint)))
     if (measured := _measured(facts)) is not None:
         split, top1 = measured
         rows.append(("accuracy", f"{rate_text(top1)} of {counted(top1.total, 'picture')} ({split})"))
@@ -310,7 +326,7 @@ def _limits(checkpoint: Checkpoint, facts: RunFacts | None) -> Iterator[str]:
         tells = ""
         if trust is not None and trust.familiarity is not None:
             tells = "; vitrail marks pictures that are unlike those of the training"
-        yield f"- It knows only its own classes: a picture of anything else gets one of them too{tells}."
+        yield f"- {ELSEWHERE[checkpoint.task.labels]}{tells}."
     measured = _measured(facts)
     if facts is None or measured is None:
         return

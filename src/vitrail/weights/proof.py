@@ -30,7 +30,7 @@ class Agreement:
     what: What  # features if there is no head, or one of zeros
     difference: float  # largest difference of two numbers
     scale: float  # largest number
-    top1: float  # share of pictures with the same largest number, that is the same class
+    top1: float  # share of pictures with the same largest number, that is the same class; or with the same answer
     pictures: int
 
     @property
