@@ -1,8 +1,6 @@
 """`vitrail.Classifier` and `Regressor` are estimators of scikit-learn: its own tools are the oracles."""
 
-import json
 import pickle
-import re
 import warnings
 from collections.abc import Callable, Generator
 from pathlib import Path
@@ -13,20 +11,23 @@ import pandas as pd
 import pytest
 import torch
 from PIL import Image
-from sklearn.base import clone
+from sklearn.base import BaseEstimator, clone
 from sklearn.calibration import CalibratedClassifierCV
 from sklearn.datasets import load_digits
-from sklearn.exceptions import NotFittedError
+from sklearn.exceptions import NotFittedError, SkipTestWarning
 from sklearn.linear_model import LogisticRegression
 from sklearn.metrics import accuracy_score, r2_score
 from sklearn.model_selection import GridSearchCV, cross_val_predict, cross_val_score
 from sklearn.pipeline import Pipeline
 from sklearn.preprocessing import FunctionTransformer
-from sklearn.utils.estimator_checks import check_estimator
+from sklearn.utils import InputTags
+from sklearn.utils.estimator_checks import check_estimator, estimator_checks_generator
+from sklearn.utils.validation import check_is_fitted, validate_data
 
 import vitrail
-from conftest import randomize
+from fuzzing import in_fuzz_only
 from shortcuts import leave_blank
+from vitrail.cache import Shelf
 from vitrail.data.preprocess import Preprocess
 from vitrail.errors import ConfigError, DataError, SamplesError, WeightsError
 from vitrail.model import ViT, ViTConfig
@@ -37,8 +38,7 @@ from vitrail.verbs.samples import read_samples
 from vitrail.weights.checkpoint import Checkpoint
 from vitrail.weights.native import save_checkpoint
 
-GUIDE = Path(vitrail.__file__).parents[2] / "docs" / "guides" / "scikit-learn.md"
-QUICK = {"epochs": 3, "lr": 0.02}
+QUICK = {"epochs": 4, "lr": 0.05}
 DIGITS = load_digits()
 PICTURES = (DIGITS.images[:120] * 15).astype(np.uint8)  # (N, 8, 8)
 LABELS = np.array([f"digit {number}" for number in DIGITS.target[:120]])
@@ -60,7 +60,8 @@ def weights(tmp_path_factory: pytest.TempPathFactory) -> str:
     config = ViTConfig(
         image_size=(8, 8), patch_size=(4, 4), channels=1, width=32, depth=2, heads=2, mlp_width=64, num_classes=0
     )
-    model = randomize(ViT(config))
+    torch.manual_seed(0)
+    model = ViT(config)
     spec = Preprocess(size=(8, 8), channels=1, mean=(0.5,), std=(0.5,))
     path = tmp_path_factory.mktemp("weights") / "tiny.safetensors"
     save_checkpoint(Checkpoint(config=config, tensors=model.state_dict(), preprocess=spec), path)
@@ -110,9 +111,8 @@ def test_a_classifier_learns_and_answers_in_the_users_labels(fitted: Classifier)
 def test_the_estimator_is_the_command(weights: str, files: list[str], tmp_path: Path) -> None:
     table = tmp_path / "table.csv"
     table.write_text("path,label\n" + "".join(f"{file},{label}\n" for file, label in zip(files, LABELS, strict=True)))
-    run = vitrail.train(
-        table, weights=weights, train="head", test_rate=0.0, out=tmp_path / "run", report=False, **QUICK
-    )
+    own = {"weights": weights, "train": "head", "test_rate": 0.0, "report": False, **QUICK}
+    run = vitrail.train(table, out=tmp_path / "run", **own)
     model = vitrail.load(run.folder)
     expected = [dict(zip(each.labels, each.scores, strict=True)) for each in model.predict(files, top_k=10)]
     estimator = Classifier(weights=weights, **QUICK).fit(files, LABELS)
@@ -120,8 +120,8 @@ def test_the_estimator_is_the_command(weights: str, files: list[str], tmp_path: 
     np.testing.assert_allclose(
         estimator.predict_proba(files), [[scores[name] for name in names] for scores in expected], atol=1e-5
     )
-    own = vitrail.load(run.best).checkpoint().tensors["head.weight"]
-    torch.testing.assert_close(estimator.predictor_.checkpoint().tensors["head.weight"], own, atol=1e-5, rtol=1e-4)
+    head = vitrail.load(run.best).checkpoint().tensors["head.weight"]
+    torch.testing.assert_close(estimator.predictor_.checkpoint().tensors["head.weight"], head, atol=1e-5, rtol=1e-4)
 
 
 @pytest.mark.parametrize(
@@ -170,7 +170,7 @@ def test_several_labels_are_a_matrix(weights: str) -> None:
 @pytest.mark.parametrize("shape", [(-1,), (-1, 1), (-1, 2)])
 def test_a_regressor_answers_in_the_shape_of_y(weights: str, shape: tuple[int, ...]) -> None:
     y = np.resize(np.stack([SUMS, SUMS - 3], axis=1) if shape[-1] == 2 else SUMS, (120, *shape[1:]))
-    estimator = Regressor(weights=weights, epochs=20, lr=0.02).fit(PICTURES, y)
+    estimator = Regressor(weights=weights, epochs=15, lr=0.05).fit(PICTURES, y)
     predicted = estimator.predict(PICTURES)
     assert predicted.shape == y.shape
     assert estimator.score(PICTURES, y) == r2_score(y, predicted) > 0.5
@@ -186,10 +186,10 @@ def test_folds_compute_each_picture_once(weights: str, computed: list[int]) -> N
     twice = np.concatenate([PICTURES[:1] + 1] * 3)
     fitted.predict(twice)
     assert sum(computed) == len(PICTURES) + 1
-    SHELF.folder.joinpath(next(SHELF.folder.iterdir()).name).write_bytes(b"damaged")
-    before = sum(computed)
-    fitted.predict(PICTURES)
-    assert sum(computed) > before, "a damaged file counts as one that never was"
+    for file in SHELF.folder.iterdir():
+        file.write_bytes(b"damaged")
+    fitted.predict(PICTURES[:7])
+    assert sum(computed) == len(PICTURES) + 8, "a damaged file counts as one that never was"
 
 
 def test_a_backbone_that_is_trained_is_not_cached(weights: str, computed: list[int]) -> None:
@@ -214,9 +214,8 @@ def test_cached_features_are_bounded_and_joined(monkeypatch: pytest.MonkeyPatch,
     assert {digest: row.tolist() for digest, row in found.items()} == {key: row.tolist() for key, row in rows.items()}
     assert not FeatureCache("1" * 32).find(rows), "of another backbone"
     large = {f"{index:032x}": np.zeros(4, dtype=np.float32) for index in range(100, 110)}
-    monkeypatch.setattr(
-        "vitrail.training.feature_cache.SHELF", type(SHELF)(name="features", most_items=9, most_bytes=300)
-    )
+    small = Shelf(name="features", most_items=9, most_bytes=300)
+    monkeypatch.setattr("vitrail.training.feature_cache.SHELF", small)
     cache.add(large)
     assert not cache.find(rows), "the oldest made room"
     assert cache.find(large).keys() == large.keys()
@@ -225,7 +224,7 @@ def test_cached_features_are_bounded_and_joined(monkeypatch: pytest.MonkeyPatch,
 def test_grids_and_pipelines(weights: str) -> None:
     pipeline = Pipeline([("invert", FunctionTransformer(lambda x: 255 - x)), ("vit", Classifier(weights=weights))])
     grid = {"vit__epochs": [1, 4], "vit__settings": [{"label_smoothing": 0.1}]}
-    search = GridSearchCV(pipeline.set_params(vit__lr=0.02), grid, cv=2).fit(PICTURES, LABELS)
+    search = GridSearchCV(pipeline.set_params(vit__lr=0.05), grid, cv=2).fit(PICTURES, LABELS)
     assert search.best_params_["vit__epochs"] == 4
     assert search.best_estimator_.score(PICTURES, LABELS) > 0.3
 
@@ -239,6 +238,7 @@ def test_predictions_of_folds_feed_other_estimators(weights: str) -> None:
     np.testing.assert_allclose(calibrated.predict_proba(PICTURES[:4]).sum(axis=1), 1)
 
 
+@in_fuzz_only
 def test_several_processes_share_the_work(weights: str) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of joblib's, about its processes
@@ -250,8 +250,8 @@ def test_a_pickle_and_a_file_predict_the_same(fitted: Classifier, tmp_path: Path
     expected = fitted.predict_proba(PICTURES[:9])
     copy = pickle.loads(pickle.dumps(fitted))
     assert copy.run_ is None, "the temporary folder is that of the other estimator"
-    np.testing.assert_array_equal(copy.predict_proba(PICTURES[:9]), expected)
-    np.testing.assert_array_equal(pickle.loads(pickle.dumps(copy)).predict_proba(PICTURES[:9]), expected)
+    np.testing.assert_allclose(copy.predict_proba(PICTURES[:9]), expected, atol=1e-7)
+    np.testing.assert_allclose(pickle.loads(pickle.dumps(copy)).predict_proba(PICTURES[:9]), expected, atol=1e-7)
     assert not hasattr(pickle.loads(pickle.dumps(clone(fitted))), "predictor_")
 
     path = fitted.save(tmp_path / "model.safetensors")
@@ -259,7 +259,7 @@ def test_a_pickle_and_a_file_predict_the_same(fitted: Classifier, tmp_path: Path
     assert loaded.get_params() == fitted.get_params()
     assert loaded.classes_.tolist() == fitted.classes_.tolist()
     assert loaded.classes_.dtype == fitted.classes_.dtype
-    np.testing.assert_array_equal(loaded.predict_proba(PICTURES[:9]), expected)
+    np.testing.assert_allclose(loaded.predict_proba(PICTURES[:9]), expected, atol=1e-7)
     label = vitrail.load(path).predict(PICTURES[0][:, :, None]).label
     assert label == fitted.predict(PICTURES[:1])[0], "and it is a checkpoint as any other"
     with pytest.raises(WeightsError, match=r"holds a Classifier; use vitrail\.Classifier\.load"):
@@ -272,7 +272,7 @@ def test_a_pickle_and_a_file_predict_the_same(fitted: Classifier, tmp_path: Path
 def test_a_saved_regressor_keeps_its_shape(weights: str, tmp_path: Path) -> None:
     estimator = Regressor(weights=weights, epochs=1).fit(PICTURES, SUMS)
     loaded = Regressor.load(estimator.save(tmp_path / "model.safetensors"))
-    np.testing.assert_array_equal(loaded.predict(PICTURES[:5]), estimator.predict(PICTURES[:5]))
+    np.testing.assert_allclose(loaded.predict(PICTURES[:5]), estimator.predict(PICTURES[:5]), rtol=1e-6)
 
 
 def test_the_run_is_where_the_user_wants_it(weights: str, tmp_path: Path) -> None:
@@ -380,33 +380,64 @@ def test_digests_tell_pictures_apart() -> None:
     assert read_samples([PICTURES[0].copy()]).digests == [digests[5]]
 
 
-class Rows(Classifier):
-    """A classifier that says that it takes matrices, so that scikit-learn's checks run at all."""
+def as_pictures(rows: Any) -> Any:
+    """A matrix of numbers as pictures: each row a grey one of 8 × 8."""
+    squashed = 255 / (1 + np.exp(-np.asarray(rows, dtype=np.float64).clip(-50, 50)))
+    return np.stack([np.resize(row, (8, 8)) for row in squashed]).astype(np.uint8)
+
+
+class _Rows(BaseEstimator):
+    """An estimator of matrices, which scikit-learn's checks feed: pictures are made of them, and the rest is ours."""
+
+    def fit(self, X: Any, y: Any) -> Any:  # noqa: N803
+        return super().fit(as_pictures(validate_data(self, X)), y)
+
+    def _meanings(self, X: Any) -> Any:  # noqa: N803
+        check_is_fitted(self, "predictor_")
+        return super()._meanings(as_pictures(validate_data(self, X, reset=False)))
 
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()
-        tags.input_tags.two_d_array = True
+        tags.input_tags = InputTags()
+        for each in (tags.classifier_tags, tags.regressor_tags):
+            if each is not None:
+                each.poor_score = True  # of a backbone with random weights
         return tags
 
 
-class NumberRows(Regressor):
-    """The same."""
-
-    def __sklearn_tags__(self) -> Any:
-        tags = super().__sklearn_tags__()
-        tags.input_tags.two_d_array = True
-        return tags
+class RowClassifier(_Rows, Classifier):
+    """Of rows."""
 
 
-@pytest.mark.parametrize("estimator", [Rows, NumberRows])
-def test_of_the_checks_of_scikit_learn_only_the_listed_ones_fail(estimator: Any) -> None:
-    listed = set(re.findall(r"^\| `(check_\w+)` \|", GUIDE.read_text(encoding="utf-8"), re.MULTILINE))
+class RowRegressor(_Rows, Regressor):
+    """Of rows."""
+
+
+ROWS = pytest.mark.parametrize("estimator", [RowClassifier, RowRegressor])
+SOME = {"check_estimators_pickle", "check_dict_unchanged", "check_methods_subset_invariance"}
+SKIPPED = {"check_array_api_input", "check_classifiers_multilabel_output_format_decision_function"}
+
+
+@ROWS
+def test_some_checks_of_scikit_learn_pass(weights: str, estimator: Any) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # those that the checks provoke
+        for own, check in estimator_checks_generator(estimator(weights=weights, epochs=2)):
+            if check.func.__name__ in SOME:
+                check(own)
+
+
+@ROWS
+@in_fuzz_only
+def test_all_checks_of_scikit_learn_pass(weights: str, estimator: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("SCIPY_ARRAY_API", raising=False)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        results = check_estimator(estimator(), on_fail=None)
-    failed = {each["check_name"] for each in results if each["status"] == "failed"}
-    print(json.dumps(sorted(failed)), len(results))
-    passed = {each["check_name"] for each in results if each["status"] == "passed"}
-    assert failed <= listed, "a check fails that the guide does not list"
-    assert not listed & passed, "a check passes that the guide lists"
-    assert len(passed) >= 10
+        results = check_estimator(estimator(weights=weights, epochs=2))
+    assert {each["check_name"] for each in results if each["status"] != "passed"} <= SKIPPED
+    assert len(results) > 40
+
+
+def test_scikit_learn_has_hardly_a_check_of_pictures() -> None:
+    with pytest.warns(SkipTestWarning, match="Can't test estimator Classifier"):
+        assert {each["status"] for each in check_estimator(Classifier())} == {"passed"}

@@ -172,15 +172,13 @@ def _contents(file: str | Path) -> bytes:
 
 def read_classes(y: Any, count: int) -> Targets:
     """One class per picture, of any type that can be sorted; or 0 and 1 for each of several labels."""
-    _check_length(y, count)
+    y = _check_length(y, count)
     check_classification_targets(y)
     if not type_of_target(y, input_name="y").startswith("multilabel"):
         classes, labels = np.unique(column_or_1d(y, warn=True), return_inverse=True)
         names = tuple(map(str, classes.tolist()))
         if len(classes) < 2:
-            raise SamplesError(
-                f"Classifier needs pictures of at least two classes; the number of classes is one: {names[0]}."
-            )
+            raise SamplesError(f"a classifier needs pictures of at least two classes; got one class: {names[0]}.")
         if len(set(names)) < len(names):
             raise SamplesError(f"the labels of y must differ as texts too; got {shorten(names)}.")
         return Targets("one", names, labels.astype(np.int64), classes)
@@ -190,7 +188,7 @@ def read_classes(y: Any, count: int) -> Targets:
 
 def read_numbers(y: Any, count: int) -> Targets:
     """A number for each picture (N,), or several (N, K)."""
-    _check_length(y, count)
+    y = _check_length(y, count)
     try:
         values = np.asarray(y, dtype=np.float32)
     except (TypeError, ValueError) as error:
@@ -203,16 +201,19 @@ def read_numbers(y: Any, count: int) -> Targets:
     return Targets("number", _columns(y, matrix.shape[1], "value"), matrix, None)
 
 
-def _check_length(y: Any, count: int) -> None:
+def _check_length(y: Any, count: int) -> Any:
+    """The labels, of which there must be a row for each picture."""
     if y is None:
         raise SamplesError("This estimator requires y to be passed, but the target y is None.")
-    length = y.shape[0] if hasattr(y, "shape") and y.shape else len(y) if isinstance(y, Sized) else None
-    if length is None:
-        raise SamplesError(f"y must have a row for each picture; got {shorten(y)}.")
+    y = y if isinstance(y, Sized) else np.asarray(y)
+    length = y.shape[0] if getattr(y, "shape", ()) else len(y) if np.ndim(y) else 0
     if length != count:
         raise SamplesError(
             f"X and y must have the same length; X has {counted(count, 'picture')}, and y {counted(length, 'row')}."
         )
+    if count < 2:
+        raise SamplesError("training needs at least two pictures; got 1 sample.")
+    return y
 
 
 def _columns(y: Any, count: int, noun: str) -> tuple[str, ...]:
