@@ -56,11 +56,15 @@ def backbone_of(model: ViT, preprocess: Preprocess) -> Checkpoint:
     )
 
 
+def backbone_key(backbone: Checkpoint) -> str:
+    """Everything that the features of a picture depend on, beside the picture."""
+    tensors = {name: tensor.cpu() for name, tensor in backbone.tensors.items()}
+    return fingerprint(tensors) + json.dumps([to_dict(backbone.config), to_dict(backbone.preprocess)], sort_keys=True)
+
+
 def features_key(backbone: Checkpoint, source: Source, contents: str = "") -> str:
     """Everything that the features of a split depend on; `contents` identifies those of the pictures."""
-    tensors = {name: tensor.cpu() for name, tensor in backbone.tensors.items()}
-    digest = hashlib.sha256(fingerprint(tensors).encode())
-    digest.update(json.dumps([to_dict(backbone.config), to_dict(backbone.preprocess)], sort_keys=True).encode())
+    digest = hashlib.sha256(backbone_key(backbone).encode())
     for index in range(len(source)):
         size = source.size(index) if isinstance(source, FileSource) else 0
         digest.update(f"{source.key(index)}\0{size}\n".encode("utf-8", "surrogateescape"))
@@ -131,7 +135,7 @@ class FeatureStore:
     def _write(self, path: Path, features: Features) -> None:
         tensors = features._asdict()
         with atomic_path(path) as draft:
-            write_safetensors(draft, tensors, {"key": self.key, "crc32": _checksum(tensors)})
+            write_safetensors(draft, tensors, {"key": self.key, "crc32": checksum(tensors)})
 
     def _read(self, path: Path) -> Features | None:
         if not path.is_file() or path.is_symlink():
@@ -140,12 +144,13 @@ class FeatureStore:
             tensors, metadata = read_safetensors(path)
         except WeightsError:
             return None
-        if metadata.get("key") != self.key or metadata.get("crc32") != _checksum(tensors):
+        if metadata.get("key") != self.key or metadata.get("crc32") != checksum(tensors):
             return None
         return Features(**tensors)
 
 
-def _checksum(tensors: Mapping[str, Tensor]) -> str:
+def checksum(tensors: Mapping[str, Tensor]) -> str:
+    """CRC-32 of named tensors."""
     total = 0
     for name in sorted(tensors):
         total = zlib.crc32(bytes_of(tensors[name]), zlib.crc32(name.encode(), total))
