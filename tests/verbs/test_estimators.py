@@ -1,6 +1,7 @@
 """`vitrail.Classifier` and `Regressor` are estimators of scikit-learn: its own tools are the oracles."""
 
 import pickle
+import signal
 import warnings
 from collections.abc import Callable, Generator
 from pathlib import Path
@@ -359,6 +360,14 @@ def test_mistakes_are_named(weights: str, fitted: Classifier, files: list[str], 
     ):
         with pytest.raises(ConfigError, match=why):
             Classifier(weights=weights, settings=settings).fit(PICTURES, LABELS)
+
+
+@pytest.mark.parametrize(("number", "error"), [(signal.SIGINT, KeyboardInterrupt), (signal.SIGTERM, SystemExit)])
+def test_a_signal_ends_a_grid(weights: str, monkeypatch: pytest.MonkeyPatch, number: int, error: Any) -> None:
+    monkeypatch.setattr("vitrail.training.loop.Signals.received", number, raising=False)
+    monkeypatch.setattr("vitrail.training.loop.Signals.__init__", lambda self: setattr(self, "_previous", {}))
+    with pytest.raises(error):
+        cross_val_score(Classifier(weights=weights, epochs=1), PICTURES, LABELS, cv=2)
 
 
 def test_some_pictures_may_be_unreadable(weights: str, files: list[str], tmp_path: Path) -> None:
