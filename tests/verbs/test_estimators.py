@@ -12,7 +12,7 @@ import pandas as pd
 import pytest
 import torch
 from PIL import Image
-from sklearn.base import BaseEstimator, clone
+from sklearn.base import clone
 from sklearn.calibration import CalibratedClassifierCV
 from sklearn.datasets import load_digits
 from sklearn.exceptions import NotFittedError, SkipTestWarning
@@ -34,7 +34,7 @@ from vitrail.errors import ConfigError, DataError, SamplesError, WeightsError
 from vitrail.model import ViT, ViTConfig
 from vitrail.runtimes.torch_runtime import TorchRuntime
 from vitrail.training.feature_cache import FILES, SHELF, FeatureCache
-from vitrail.verbs.estimators import Classifier, Regressor
+from vitrail.verbs.estimators import Classifier, Regressor, _Estimator
 from vitrail.verbs.samples import read_samples
 from vitrail.weights.checkpoint import Checkpoint
 from vitrail.weights.native import save_checkpoint
@@ -395,7 +395,7 @@ def as_pictures(rows: Any) -> Any:
     return np.stack([np.resize(row, (8, 8)) for row in squashed]).astype(np.uint8)
 
 
-class _Rows(BaseEstimator):
+class _Rows(_Estimator):
     """An estimator of matrices, which scikit-learn's checks feed: pictures are made of them, and the rest is ours."""
 
     def fit(self, X: Any, y: Any) -> Any:  # noqa: N803
