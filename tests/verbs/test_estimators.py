@@ -1,6 +1,7 @@
 """`vitrail.Classifier` and `Regressor` are estimators of scikit-learn: its own tools are the oracles."""
 
 import pickle
+import signal
 import warnings
 from collections.abc import Callable, Generator
 from pathlib import Path
@@ -11,7 +12,7 @@ import pandas as pd
 import pytest
 import torch
 from PIL import Image
-from sklearn.base import BaseEstimator, clone
+from sklearn.base import clone
 from sklearn.calibration import CalibratedClassifierCV
 from sklearn.datasets import load_digits
 from sklearn.exceptions import NotFittedError, SkipTestWarning
@@ -33,7 +34,7 @@ from vitrail.errors import ConfigError, DataError, SamplesError, WeightsError
 from vitrail.model import ViT, ViTConfig
 from vitrail.runtimes.torch_runtime import TorchRuntime
 from vitrail.training.feature_cache import FILES, SHELF, FeatureCache
-from vitrail.verbs.estimators import Classifier, Regressor
+from vitrail.verbs.estimators import Classifier, Regressor, _Estimator
 from vitrail.verbs.samples import read_samples
 from vitrail.weights.checkpoint import Checkpoint
 from vitrail.weights.native import save_checkpoint
@@ -361,6 +362,14 @@ def test_mistakes_are_named(weights: str, fitted: Classifier, files: list[str], 
             Classifier(weights=weights, settings=settings).fit(PICTURES, LABELS)
 
 
+@pytest.mark.parametrize(("number", "error"), [(signal.SIGINT, KeyboardInterrupt), (signal.SIGTERM, SystemExit)])
+def test_a_signal_ends_a_grid(weights: str, monkeypatch: pytest.MonkeyPatch, number: int, error: Any) -> None:
+    monkeypatch.setattr("vitrail.training.loop.Signals.received", number, raising=False)
+    monkeypatch.setattr("vitrail.training.loop.Signals.__init__", lambda self: setattr(self, "_previous", {}))
+    with pytest.raises(error):
+        cross_val_score(Classifier(weights=weights, epochs=1), PICTURES, LABELS, cv=2)
+
+
 def test_some_pictures_may_be_unreadable(weights: str, files: list[str], tmp_path: Path) -> None:
     missing = [*files, str(tmp_path / "missing.png")]
     estimator = Classifier(weights=weights, epochs=1, settings={"max_broken_rate": 0.1})
@@ -386,7 +395,7 @@ def as_pictures(rows: Any) -> Any:
     return np.stack([np.resize(row, (8, 8)) for row in squashed]).astype(np.uint8)
 
 
-class _Rows(BaseEstimator):
+class _Rows(_Estimator):
     """An estimator of matrices, which scikit-learn's checks feed: pictures are made of them, and the rest is ours."""
 
     def fit(self, X: Any, y: Any) -> Any:  # noqa: N803

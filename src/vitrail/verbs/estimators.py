@@ -107,7 +107,7 @@ class _Estimator(BaseEstimator):
         folder = scratch.folder if scratch else Path(cast("str | Path", self.out))
         self.predictor_, self._cache = train_on(dataset, samples, changes, folder)
         self.run_, self._scratch = folder, scratch
-        self._learn_form(targets, y)
+        self._learn_form(targets)
         return self
 
     def _changes(self) -> dict[str, Any]:
@@ -130,7 +130,7 @@ class _Estimator(BaseEstimator):
     def _read_targets(self, y: Any, count: int) -> Targets:
         raise NotImplementedError
 
-    def _learn_form(self, targets: Targets, y: Any) -> None:
+    def _learn_form(self, targets: Targets) -> None:
         """Remember how answers are spelled."""
         raise NotImplementedError
 
@@ -259,7 +259,7 @@ class Classifier(ClassifierMixin, _Estimator):
     def _read_targets(self, y: Any, count: int) -> Targets:
         return read_classes(y, count)
 
-    def _learn_form(self, targets: Targets, y: Any) -> None:
+    def _learn_form(self, targets: Targets) -> None:
         assert targets.classes is not None
         self.classes_ = targets.classes
 
@@ -292,8 +292,8 @@ class Regressor(RegressorMixin, _Estimator):
     def _read_targets(self, y: Any, count: int) -> Targets:
         return read_numbers(y, count)
 
-    def _learn_form(self, targets: Targets, y: Any) -> None:
-        self._single = np.ndim(y) == 1
+    def _learn_form(self, targets: Targets) -> None:
+        self._single = targets.single
 
     def _form(self) -> dict[str, Any]:
         return {"single": self._single}

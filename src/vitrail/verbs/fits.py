@@ -1,5 +1,6 @@
 """A training run on pictures that Python holds: `vitrail.train` without a name for its data, for estimators."""
 
+import signal
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from vitrail.prediction import Predictor
 from vitrail.ranks import Ranks, join_ranks
 from vitrail.runtimes.runtime import Floats
 from vitrail.runtimes.torch_runtime import TorchRuntime
+from vitrail.threads import cores
 from vitrail.training.auto_config import resolve
 from vitrail.training.config import TrainConfig
 from vitrail.training.feature_cache import FeatureCache, compute_features
@@ -22,6 +24,7 @@ from vitrail.training.run import carry_out
 from vitrail.training.run_data import contents_key
 from vitrail.training.run_folder import RunLock, begin
 from vitrail.training.setup import Setup, prepare_run
+from vitrail.training.signals import InterruptedRunError
 from vitrail.verbs.samples import Samples
 
 
@@ -34,12 +37,22 @@ def train_on(
     setup = prepare_run(config, dataset) if _needs_no_timing(config) else settle(config, dataset, ranks, listener)[0]
     with RunLock() as lock:
         begin(setup, folder, lock)
-        cache = None
-        if setup.config.start.training.on_features:
-            cache = FeatureCache.of(setup.model, setup.preprocess)
-            _provide_features(setup, samples, cache, ranks, folder)
-        predictor = carry_out(setup, ranks, folder, listener, resume=False)[1]
-    return predictor, cache
+        if not setup.config.start.training.on_features:
+            return _carry_out(setup, ranks, folder, listener), None
+        cache = FeatureCache.of(setup.model, setup.preprocess)
+        _provide_features(setup, samples, cache, ranks, folder)
+        with cores(1):  # a head's steps are too small to be divided, and grids may keep all cores busy
+            return _carry_out(setup, ranks, folder, listener), cache
+
+
+def _carry_out(setup: Setup, ranks: Ranks, folder: Path, listener: Listener) -> Predictor:
+    """A whole run; one that is interrupted ends the program as any other does, or grids would go on with the next."""
+    try:
+        return carry_out(setup, ranks, folder, listener, resume=False)[1]
+    except InterruptedRunError as error:
+        if error.exit_code == 128 + signal.SIGINT:
+            raise KeyboardInterrupt from error
+        raise SystemExit(error.exit_code) from error
 
 
 def _needs_no_timing(config: TrainConfig) -> bool:

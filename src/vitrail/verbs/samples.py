@@ -65,7 +65,8 @@ class Targets(NamedTuple):
     task: str
     names: tuple[str, ...]  # of the model's outputs
     labels: Labels  # as a `Source` has them
-    classes: np.ndarray[Any, Any] | None  # the labels as the user spells them, in the order of the outputs
+    classes: np.ndarray[Any, Any] | None = None  # the labels as the user spells them, in the order of the outputs
+    single: bool = False  # whether y has no second side
 
 
 def describe(picture: Picture, index: int) -> str:
@@ -198,7 +199,7 @@ def read_numbers(y: Any, count: int) -> Targets:
     if not np.isfinite(values).all():
         raise SamplesError("y must hold finite numbers; Input y contains NaN or infinity.")
     matrix = values.reshape(count, -1)
-    return Targets("number", _columns(y, matrix.shape[1], "value"), matrix, None)
+    return Targets("number", _columns(y, matrix.shape[1], "value"), matrix, single=values.ndim == 1)
 
 
 def _check_length(y: Any, count: int) -> Any:
