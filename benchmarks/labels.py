@@ -48,7 +48,7 @@ def make_mosaics(cifar: Path, folder: Path, counts: dict[str, int]) -> None:
         rows = csv.writer(file)
         rows.writerow(("path", "split", "labels", "animals"))
         held_out = generator.permutation(len(data.split("test")))
-        halves = dict(zip(("val", "test"), np.array_split(held_out, 2), strict=True))
+        halves: dict[str, Any] = dict(zip(("val", "test"), np.array_split(held_out, 2), strict=True))
         for split, count in counts.items():
             source = data.split("train" if split == "train" else "test")
             pool = halves.get(split, np.arange(len(source)))

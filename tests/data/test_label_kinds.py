@@ -203,6 +203,7 @@ def test_what_a_check_finds_in_values() -> None:
 
 def test_the_same_picture_with_other_labels(several: Dataset) -> None:
     source = several.splits["train"]
+    assert isinstance(source, ArraySource)
     twice = ArraySource(torch.cat([source.images[:1]] * 2), np.array([[1, 0, 1], [1, 1, 1]], dtype=np.uint8), "twice")
     report = check_data(replace(several, splits={"train": source, "val": twice}), workers=1)
     assert "the same picture with two sets of labels" in {finding.what for finding in report.findings}

@@ -14,6 +14,7 @@ from vitrail.evaluation import robustness
 from vitrail.evaluation.robustness import SEVERITIES, STRENGTHS, corrupt, corruption, measure_robustness
 from vitrail.prediction import Predictor
 from vitrail.rng import Draws
+from vitrail.tasks.rates import Rate
 
 
 @pytest.fixture
@@ -101,6 +102,7 @@ def test_robustness_is_one_evaluation_for_each(predictor: Predictor, arrays: Dat
     assert list(found.curves) == ["blur", "brightness"]
     assert all(len(curve) == 5 for curve in found.curves.values())
     assert sum(seen) == 20 * 11
+    assert isinstance(found.clean, Rate)
     assert found.clean.total == 20
     rates = [rate.value for curve in found.curves.values() for rate in curve]
     assert found.mean == pytest.approx(np.mean(rates))

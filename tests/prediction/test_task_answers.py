@@ -124,7 +124,7 @@ def rows_of(path: Path) -> list[dict[str, str]]:
 
 
 def test_rows_of_several_labels(folder: Path, several: Predictor, tmp_path: Path) -> None:
-    rows = vitrail.predict(several, folder / "photos")
+    rows: Any = vitrail.predict(several, folder / "photos")
     expected = list(rows)
     rows.save(tmp_path / "rows.csv")
     for row, cells in zip(expected, rows_of(tmp_path / "rows.csv"), strict=True):
@@ -139,7 +139,7 @@ def test_rows_of_several_labels(folder: Path, several: Predictor, tmp_path: Path
 
 
 def test_rows_of_values(folder: Path, number: Predictor, tmp_path: Path) -> None:
-    rows = vitrail.predict(number, folder / "photos", coverage=0.9)
+    rows: Any = vitrail.predict(number, folder / "photos", coverage=0.9)
     expected = list(rows)
     measured = ["age", "age_low", "age_high", "height", "height_low", "height_high"]
     flat = [

@@ -58,8 +58,9 @@ def test_a_graph_with_preprocessing_ends_in_what_the_outputs_mean(kind: str, exp
     assert names == [output, "features"]
     pixels = np.asarray(PICTURES[0])[None]
     answer, features = session.run(names, {session.get_inputs()[0].name: pixels})
-    model = vitrail.load(exports / f"{kind}.safetensors").model
-    logits = features.astype(np.float64) @ model.head.weight.detach().numpy().T + model.head.bias.detach().numpy()
+    head = vitrail.load(exports / f"{kind}.safetensors").model.head
+    assert head is not None
+    logits = features.astype(np.float64) @ head.weight.detach().numpy().T + head.bias.detach().numpy()
     expected = expit(logits * SLOPES + OFFSETS) if kind == "several" else logits * STD + MEAN
     np.testing.assert_allclose(answer, expected, rtol=1e-4)
     config = (folder / "config.pbtxt").read_text()

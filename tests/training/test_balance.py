@@ -162,7 +162,9 @@ def test_validation_chooses_on_features(make_setup: Callable[..., Setup]) -> Non
     counts, apart = (600, 60, 6), 2.0
     assert try_out(on_head, counts, apart, heard) != "none"
     pattern = r"balance: .*, (\d+\.\d) % balanced accuracy on val against (\d+\.\d) % without"
-    gained, plain = map(float, re.fullmatch(pattern, heard.lines[0]).groups())
+    said = re.fullmatch(pattern, heard.lines[0])
+    assert said is not None
+    gained, plain = map(float, said.groups())
     (train, labels), (val, truth) = features_of(0, counts, apart), features_of(1, (40,) * 3, apart)
     for weights, ours in ((None, plain), ("balanced", gained)):
         other = LogisticRegression(class_weight=weights).fit(train, labels)
@@ -227,8 +229,8 @@ def test_what_was_chosen_is_written_down_and_not_chosen_again(
     monkeypatch.setattr(Trainer, "run", lambda self: made.append(self) or stop())
     with pytest.raises(StoppedError):
         carry_out(replace(setup, config=written), Ranks(), tmp_path / "run", heard, resume=True)
-    assert made[0].objective.goal.balance == "weight"
     assert isinstance(made[0].objective, HeadOnFeatures)
+    assert made[0].objective.goal.balance == "weight"
     assert heard.lines[-1].endswith("are there already")
 
 

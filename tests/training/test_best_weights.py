@@ -14,6 +14,7 @@ from vitrail.evaluation.confidence import fit_trust
 from vitrail.evaluation.measurement import measure_split
 from vitrail.ranks import Ranks
 from vitrail.runtimes.torch_runtime import TorchRuntime
+from vitrail.tasks.one import OneTrust
 from vitrail.training.best_weights import calibrate
 from vitrail.training.listener import Listener
 from vitrail.training.loop import Trainer
@@ -95,7 +96,8 @@ def test_features_that_are_kept_are_not_computed_again(
     assert measurement is not None
     assert measurement.images_per_second is None, "the backbone was not measured"
     found = vitrail.load(folder).trust
-    assert found is not None
+    assert isinstance(found, OneTrust)
+    assert isinstance(expected, OneTrust)
     assert (found.pictures, found.data) == (expected.pictures, expected.data)
     assert found.temperature == pytest.approx(expected.temperature, rel=1e-3)
     assert found.sets is not None
@@ -103,5 +105,5 @@ def test_features_that_are_kept_are_not_computed_again(
     np.testing.assert_allclose(found.sets.thresholds, expected.sets.thresholds, atol=1e-3)
     calibrate(best, setup, Ranks(), folder, Listener(), {})  # from the pictures
     again = vitrail.load(folder).trust
-    assert again is not None
+    assert isinstance(again, OneTrust)
     assert again.temperature == pytest.approx(expected.temperature, rel=1e-3)

@@ -30,8 +30,10 @@ from vitrail.model.parts import (
 from vitrail.runtimes.manifest import Manifest
 from vitrail.serving.settings import ServeSettings
 from vitrail.tasks.familiarity import Familiarity, Packed
-from vitrail.tasks.one import LabelSets
-from vitrail.tasks.task import Trust
+from vitrail.tasks.number import Number, NumberTrust
+from vitrail.tasks.one import LabelSets, One, OneTrust
+from vitrail.tasks.several import MissRates, Several, SeveralTrust
+from vitrail.tasks.task import Task, Trust
 from vitrail.training.config import Machine, Optim, Schedule, Selection, Start, TrainConfig
 from vitrail.weights.infer import Hints
 from vitrail.weights.metadata import Metadata, Origin
@@ -48,10 +50,11 @@ GROUPS: dict[str, tuple[type[Any], ...]] = {
     "loading": (LoaderConfig,),
     "service": (ServeSettings,),
     "facts": (Origin,),
-    "trust": (Trust, LabelSets, Familiarity, Packed),
+    "task": (Task, One, Several, Number),
+    "trust": (Trust, OneTrust, LabelSets, SeveralTrust, MissRates, NumberTrust, Familiarity, Packed),
     "manifest": (Manifest, Metadata),
 }
-_OF_CHECKPOINTS = ("facts", "trust", "manifest")
+_OF_CHECKPOINTS = ("facts", "task", "trust", "manifest")
 _TYPES = {int: "whole number", float: "number", str: "text", Path: "path"}
 _DEFAULT = re.compile(r"\s*\[default: (.*)\]\.?$")
 
