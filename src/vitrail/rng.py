@@ -40,7 +40,7 @@ def _longer_stream(name: str, count: int) -> _Words:
 class Draws:
     """The random numbers of some samples; each `stream` is independent of the others."""
 
-    def __init__(self, seed: int, epoch: int, samples: Any, repeats: Any = 0) -> None:
+    def __init__(self, seed: int, epoch: int | Integers, samples: Any, repeats: Any = 0) -> None:
         words = _chain(np.zeros(1, dtype=np.uint64), seed % 2**64)
         for value in (epoch, samples, repeats):
             words = _chain(words, value)

@@ -113,6 +113,17 @@ def _exists(folder: str, name: str) -> bool:
 SHARES = frozenset({"accuracy", "balanced_accuracy", "exact_match"})  # metrics that are read in per cent
 
 
+METRIC_NAMES = {
+    "map": "mAP", "micro_f1": "micro F1", "macro_f1": "macro F1",
+    "mae": "MAE", "rmse": "RMSE", "r2": "R²",
+}
+
+
+def name_metric(name: str) -> str:
+    """What people call a metric."""
+    return METRIC_NAMES.get(name, name.replace("_", " "))
+
+
 def show_metric(name: str, value: float) -> str:
     """A metric as people read it."""
     return f"{value:.2%}" if name in SHARES else f"{value:.4g}"

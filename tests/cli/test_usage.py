@@ -23,6 +23,7 @@ FLAGS = {"--weights", "--split", "--image-size", "--from", "--to", "--overwrite"
         ("name it: `source_format=timm`, `format=hf`", "name it: --from timm, --to hf"),
         ("`image_size=` changes that", "--image-size changes that"),
         ("`mean=0.5` is no flag", "mean=0.5 is no flag"),
+        ("pass `image_size=(224, 320)`", "pass --image-size 224,320"),
         ("runs/weights=1/x: no such file; `vitrail.load(x, weights=1)` is code", None),
     ],
 )

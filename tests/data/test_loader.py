@@ -22,7 +22,7 @@ from vitrail.data import (
     open_data,
     preset,
 )
-from vitrail.data.loader import WINDOW, evaluation_order, shuffle, training_order
+from vitrail.data.loader import WINDOW, count_repeats, draw_evenly, evaluation_order, shuffle, training_order
 from vitrail.errors import ConfigError, DataError
 from vitrail.threads import start_workers
 
@@ -45,6 +45,64 @@ def test_shuffles_are_even() -> None:
         counts[order, np.arange(20) // 2] += 1
     assert counts.min() > 130  # 200 expected, deviation 13
     assert counts.max() < 270
+
+
+def test_classes_are_drawn_equally_often_and_so_are_the_pictures_of_a_class() -> None:
+    labels = np.repeat([0, 1, 3], [61, 8, 1])[np.random.default_rng(0).permutation(70)]
+    epochs = [draw_evenly(labels, 5, epoch) for epoch in range(9)]
+    for drawn in epochs:
+        counts = np.bincount(labels[drawn])[[0, 1, 3]]
+        assert counts.sum() == 70
+        assert counts.max() - counts.min() <= 1
+    seen = np.bincount(np.concatenate(epochs), minlength=70)
+    for label in (0, 1, 3):
+        own = seen[labels == label]
+        assert own.max() - own.min() <= 1, "none is forgotten"
+        assert own.sum() == 9 * 70 / 3
+    assert np.array_equal(draw_evenly(labels, 5, 3), epochs[3]), "nothing but counters"
+    assert not np.array_equal(draw_evenly(labels, 6, 3), epochs[3])
+    order = np.concatenate([labels[drawn] for drawn in epochs])
+    assert abs(np.mean(order[1:] == order[:-1]) - 1 / 3) < 0.06, "classes do not come in a pattern"
+
+
+def test_repeats_are_counted() -> None:
+    assert count_repeats(np.array([7, 2, 7, 7, 0, 2])).tolist() == [0, 0, 1, 2, 0, 1]
+
+
+def uneven(dataset: Dataset) -> Dataset:
+    train = dataset.split("train")
+    return replace(dataset, splits={"train": train.select([0, *np.flatnonzero(train.labels != train.labels[0])])})
+
+
+def test_even_sampling_resumes_on_other_ranks_and_augments_each_repeat(arrays: Dataset) -> None:
+    data, config = uneven(arrays), LoaderConfig(batch_size=8, workers=0, evenly=True)
+    one = Loader(data, "train", SPEC, config, EVERYTHING)
+    assert len(one) == len(data.split("train")) // 8, "the steps stay"
+    one.set_epoch(2)
+    iterator = iter(one)
+    first = next(iterator)
+    state, rest = one.state_dict(), list(iterator)
+    ranks = []
+    for rank in range(2):
+        loader = Loader(data, "train", SPEC, replace(config, rank=rank, world_size=2), EVERYTHING)
+        loader.load_state_dict(state)
+        ranks.append(collect(loader))
+    assert_same(join_ranks(ranks), rest)
+    plain = replace(EVERYTHING, mixup=0.0, cutmix=0.0)
+    batches = collect(Loader(data, "train", SPEC, config, plain))
+    rare = [batch.images[row] for batch in batches for row in np.flatnonzero(batch.indices.numpy() == 0)]
+    assert len(rare) > 3
+    assert not any(torch.equal(rare[0], other) for other in rare[1:]), "each time another crop"
+    usual = Loader(data, "train", SPEC, replace(config, evenly=False), EVERYTHING).state_dict()
+    with pytest.raises(ConfigError, match="lacks evenly"):
+        Loader(data, "train", SPEC, config, EVERYTHING).load_state_dict(usual)
+    assert len(first.images) == 8
+
+
+def test_shards_are_not_sampled(arrays: Dataset, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ArraySource, "blocks", [23, 23])
+    with pytest.raises(ConfigError, match='use balance="logit"'):
+        Loader(arrays, "train", SPEC, LoaderConfig(batch_size=8, evenly=True), Augment())
 
 
 def test_remainders() -> None:

@@ -9,7 +9,8 @@ from tests.explanation.conftest import images_for
 from vitrail.errors import ConfigError
 from vitrail.explanation import occlusion as module
 from vitrail.explanation.faithfulness import blurred, measure, random_map, removals
-from vitrail.explanation.occlusion import log_odds, occlude
+from vitrail.explanation.occlusion import occlude
+from vitrail.tasks.one import log_odds
 
 
 def test_occlusion_is_one_forward_per_patch(make_model, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -31,9 +32,9 @@ def test_occlusion_is_one_forward_per_patch(make_model, monkeypatch: pytest.Monk
 
 def test_log_odds_do_not_saturate() -> None:
     logits = torch.tensor([[60.0, 0.0, 0.0], [80.0, 0.0, 0.0]])
-    first, second = log_odds(logits, torch.tensor(0)).tolist()
+    first, second = log_odds(logits, 0).tolist()
     assert second - first == pytest.approx(20.0)
-    assert log_odds(torch.tensor([[3.0]]), torch.tensor(0)).item() == 3.0
+    assert log_odds(torch.tensor([[3.0]]), 0).item() == 3.0
 
 
 def test_deletion_and_insertion_are_areas_under_loops(make_model) -> None:

@@ -134,7 +134,7 @@ def test_a_listing_that_ended_without_saying_so(model: str, tmp_path: Path) -> N
     ("changes", "message"),
     [
         ({}, r"is a job already; resume=True continues it, or name another place"),
-        ({"resume": True, "top_k": 3}, r"other settings: top_k= must be 5, as when it began; got 3"),
+        ({"resume": True, "top_k": 3}, r"other settings: top_k= must be omitted, as when it began; got 3"),
         ({"resume": True, "task": "embed"}, r"task= must be 'predict', as when it began; got 'embed'"),
         ({"resume": True, "batch_size": 5}, r"batch_size= must be 3, as when it began; got 5"),
     ],

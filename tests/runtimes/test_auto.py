@@ -319,11 +319,11 @@ def test_bf16_is_taken_where_it_gains_and_says_how_it_agrees(predictor: Predicto
     rounded = Outcome(runtime="openvino", precision="bf16", seconds=0.75, top1=0.9375, pictures=16)
     assert Decision(key="", outcomes=(plain, fast, rounded)).best is fast
     decision = Decision(key="", outcomes=(plain, fast, replace(rounded, seconds=0.5)))
-    assert decision.describe() == (
+    assert decision.describe("the same class") == (
         "running on OpenVINO in bf16, 2.00× torch here (measured); the same class as in float32 for 94% of 16 pictures"
     )
     slow = replace(fast, seconds=0.99)
-    assert Decision(key="", outcomes=(plain, slow)).describe() == (
+    assert Decision(key="", outcomes=(plain, slow)).describe("the same class") == (
         "staying on torch; here OpenVINO gives 1.01× (measured)"
     )
     monkeypatch.setattr(auto, "computes_bf16", lambda: False)

@@ -25,6 +25,7 @@ from vitrail.runtimes.graph import Graph, GraphAttention, GraphOptions, check_re
 from vitrail.runtimes.onnx_runtime import make_session, write_export
 from vitrail.runtimes.openvino_runtime import Requests, compile_model, read_model
 from vitrail.weights.checkpoint import Checkpoint
+from vitrail.weights.metadata import Metadata
 
 # Each option of a model is in one of these at least, and most meet several others.
 KINDS: dict[str, dict[str, Any]] = {
@@ -174,12 +175,12 @@ def test_what_no_runtime_can_do_is_refused(make_model: Callable[..., ViT]) -> No
     model = make_model(positions=PositionConfig(resample="dinov2"))
     spec = preset("timm", model.config.image_size)
     with pytest.raises(ConfigError, match="dynamic_size= cannot export how dinov2 resamples positions"):
-        Graph(model, spec, GraphOptions(dynamic_size=True))
-    assert Graph(model, spec, GraphOptions()).outputs == ("logits", "features")
+        Graph(model, Metadata(preprocess=spec), GraphOptions(dynamic_size=True))
+    assert Graph(model, Metadata(preprocess=spec), GraphOptions()).outputs == ("logits", "features")
     with pytest.raises(ConfigError, match="omit dynamic_size="):
         GraphOptions(dynamic_size=True, with_preprocess=True)
     with pytest.raises(InputError, match="layer must be between"):
-        Graph(model, spec, GraphOptions(attention=(9,)))
+        Graph(model, Metadata(preprocess=spec), GraphOptions(attention=(9,)))
 
 
 BLOCK_KINDS: dict[str, dict[str, Any]] = {
@@ -200,7 +201,8 @@ def test_the_model_computes_the_same_in_both_forms(kind: str, merge: int, make_m
         merging = ViT(with_merging(model.config, merge)).eval()
         merging.load_state_dict(model.state_dict())
         model = merging
-    graph = Graph(model, preset("timm", model.config.image_size, model.config.channels), GraphOptions()).eval()
+    spec = preset("timm", model.config.image_size, model.config.channels)
+    graph = Graph(model, Metadata(preprocess=spec), GraphOptions()).eval()
     images = torch.randn(3, model.config.channels, *model.config.image_size)
     with torch.inference_mode():
         own = graph(images)

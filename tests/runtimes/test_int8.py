@@ -28,6 +28,7 @@ from vitrail.runtimes.int8_trials import (
 )
 from vitrail.runtimes.openvino_runtime import write_export
 from vitrail.weights.checkpoint import Checkpoint
+from vitrail.weights.metadata import Metadata
 
 CLASSES = ("ant", "bee", "cat", "dog")
 SPEC = preset("timm", (32, 32), 3)
@@ -220,16 +221,17 @@ def test_goals_that_cannot_be_meant(values: dict[str, float]) -> None:
 
 def test_pictures_that_prove_nothing() -> None:
     held_out = pictures(40, 3)
+    facts = Metadata(preprocess=held_out.spec)
     assert held_out.targets is not None
     right = np.eye(4, dtype=np.float32)[held_out.targets]
-    check_telling(held_out, right, Goal())
+    check_telling(held_out, right, Goal(), facts)
     noise = np.random.default_rng(0).integers(0, 256, held_out.pixels.shape, dtype=np.uint8)
     with pytest.raises(DataError, match="are noise"):
-        check_telling(replace(held_out, pixels=noise), right, Goal())
+        check_telling(replace(held_out, pixels=noise), right, Goal(), facts)
     with pytest.raises(DataError, match="same class to 100.0% of 40 held-out pictures"):
-        check_telling(held_out, np.ones((40, 4), dtype=np.float32), Goal())
+        check_telling(held_out, np.ones((40, 4), dtype=np.float32), Goal(), facts)
     with pytest.raises(DataError, match="right on 0.0% of 40 held-out pictures"):
-        check_telling(replace(held_out, targets=(held_out.targets + 1) % 4), right, Goal())
+        check_telling(replace(held_out, targets=(held_out.targets + 1) % 4), right, Goal(), facts)
 
 
 def test_too_large_for_onnx(plain: Plain, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

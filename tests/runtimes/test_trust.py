@@ -1,6 +1,7 @@
 """What a calibration found goes into exports, and they answer as the checkpoint does."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -68,7 +69,8 @@ def test_older_readers_are_told_to_upgrade(exported: tuple[Predictor, Path], onn
 def test_a_graph_with_preprocessing_gives_calibrated_probabilities(smoothing: float) -> None:
     predictor = make_predictor()
     trust = make_trust(predictor, smoothing=smoothing)
-    graph = Graph(predictor.model, predictor.preprocess, GraphOptions(with_preprocess=True), trust).eval()
+    facts = replace(predictor, trust=trust)
+    graph = Graph(predictor.model, facts, GraphOptions(with_preprocess=True)).eval()
     images = torch.randint(0, 256, (3, 40, 40, 3), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
     with torch.inference_mode():
         shares, features = graph(images)

@@ -11,7 +11,7 @@ import sys
 import threading
 from collections.abc import Callable, Generator, Sequence
 from contextlib import suppress
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import httpx
 import numpy as np
@@ -25,6 +25,9 @@ from vitrail.serving.batching import Answer, Item, Slots
 from vitrail.serving.dispatch import Service
 from vitrail.serving.settings import ServeSettings
 from vitrail.serving.telemetry import AccessLog
+
+if TYPE_CHECKING:
+    from serving.browser import Chromium, Script
 
 QUICK = {
     "runtime": "torch",
@@ -114,6 +117,26 @@ def encode(
 
 
 @pytest.fixture(scope="session")
+def chromium() -> Generator["Chromium"]:
+    from serving.browser import Chromium  # which needs Playwright
+
+    browser = Chromium()
+    yield browser
+    browser.end()
+
+
+@pytest.fixture
+def visit(chromium: "Chromium", request: pytest.FixtureRequest) -> Callable[..., Any]:
+    """Runs a script on a page of the service with the bundled model, unless another is given."""
+
+    def visit(script: "Script", url: str = "", *, expected: str = "", **options: Any) -> Any:
+        url = url or request.getfixturevalue("running").url
+        return chromium.thread.submit(chromium.visit, url, script, expected, options).result()
+
+    return visit
+
+
+@pytest.fixture(scope="session")
 def picture() -> bytes:
     return encode()
 
@@ -121,8 +144,11 @@ def picture() -> bytes:
 FACTS: dict[str, Any] = {
     "version": "0123456789ab",
     "sha256": "0123456789ab" * 5,
+    "task": "one",
+    "output": "probabilities",
     "classes": 3,
     "labels": ["cat", "dog", "owl"],
+    "thresholds": None,
     "image_size": [2, 2],
     "channels": 3,
     "grid": [1, 1],
@@ -133,6 +159,7 @@ FACTS: dict[str, Any] = {
     "explains": True,
     "methods": ["attention"],
     "temperature": None,
+    "highest_coverage": None,
     "notes": [],
 }
 

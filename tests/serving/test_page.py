@@ -7,7 +7,7 @@ import shutil
 import subprocess
 import sys
 from base64 import b64encode
-from collections.abc import Callable, Generator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,7 @@ from PIL import Image
 from playwright.sync_api import Page, Route, expect
 
 import vitrail
-from serving.browser import CHROMIUM, FRAME, Chromium, Held, Script
+from serving.browser import CHROMIUM, FRAME, Held
 from serving.conftest import Running, encode
 from vitrail.data.preprocess import Preprocess
 from vitrail.explanation import open_subject
@@ -32,21 +32,6 @@ EXAMPLES = Path(vitrail.__file__).parent / "serving" / "examples"
 SHIP = EXAMPLES / "ship.jpg"
 TOKEN = "a-token-for-tests"
 Visit = Callable[..., Any]
-
-
-@pytest.fixture(scope="session")
-def chromium() -> Generator[Chromium]:
-    browser = Chromium()
-    yield browser
-    browser.end()
-
-
-@pytest.fixture
-def visit(chromium: Chromium, running: Running) -> Visit:
-    def visit(script: Script, url: str = running.url, *, expected: str = "", **options: Any) -> Any:
-        return chromium.thread.submit(chromium.visit, url, script, expected, options).result()
-
-    return visit
 
 
 @pytest.fixture(scope="session")

@@ -33,6 +33,8 @@ def test_the_three_forms_of_a_request() -> None:
         "picture": "0",
         "labels": [{"label": "cat", "index": 0, "score": 0.75}],
         "label_set": None,
+        "values": [],
+        "intervals": None,
         "familiarity": None,
         "familiar": None,
         "error": None,

@@ -91,7 +91,7 @@ def edit_facts(path: Path, change: Callable[[dict[str, Any]], None], fix_checksu
 @pytest.mark.parametrize(
     ("change", "fix", "message"),
     [
-        (lambda facts: facts.update(version=99), True, "format version 99; this vitrail reads up to 1; upgrade"),
+        (lambda facts: facts.update(version=99), True, "format version 99; this vitrail reads up to 2; upgrade"),
         (lambda facts: facts.update(version="x"), True, "damaged"),
         (lambda facts: facts.pop("version"), True, "metadata cannot be read"),
         (lambda facts: facts["config"].update(depth=2), False, "checksum of its metadata does not match"),

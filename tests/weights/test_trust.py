@@ -17,7 +17,7 @@ from vitrail.errors import WeightsError
 from vitrail.tasks.one import OneTrust
 from vitrail.weights.adapt import adapt
 from vitrail.weights.checkpoint import Checkpoint
-from vitrail.weights.native import VERSION, read_native, save_checkpoint
+from vitrail.weights.native import BEFORE_TASKS, read_native, save_checkpoint
 from vitrail.weights.write import convert
 
 ONE = {"shape": [1, 1], "scale": 1.0, "base64": "ADw="}  # a single 1
@@ -41,7 +41,7 @@ def test_it_comes_back_from_the_file(tmp_path: Path, checkpoint: Checkpoint, tru
     assert read_native(path).rounded(torch.float16).trust == trust
     with safe_open(path, framework="pt") as file:
         facts = json.loads(file.metadata()["vitrail"])
-    assert facts["version"] == VERSION == 1  # readers from before ignore it, and compute the same logits
+    assert facts["version"] == BEFORE_TASKS == 1  # readers from before ignore it, and compute the same logits
     save_checkpoint(replace(checkpoint, trust=None), path)
     with safe_open(path, framework="pt") as file:
         assert "trust" not in json.loads(file.metadata()["vitrail"])

@@ -330,8 +330,9 @@ def _field_type(hint: Any) -> tuple[Any, dict[str, Any]]:
     """An image size is typed 384 or 224x320, and a list with commas."""
     if hint == tuple[int, int] | None:
         return str | None, {}
-    if get_origin(hint) is tuple:
-        return hint | None, {"negative": (), **list_options(get_args(hint)[0])}
+    for kind in (hint, *get_args(hint)):
+        if get_origin(kind) is tuple:
+            return kind | None, {"negative": (), **list_options(get_args(kind)[0])}
     return (hint, {"negative": ()}) if dataclasses.is_dataclass(hint) else (hint | None, {})
 
 

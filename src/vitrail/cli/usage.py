@@ -145,6 +145,7 @@ def as_flags(message: str, flags: set[str]) -> str:
             return f"{name}={value}"
         if value in ("True", "False"):
             return flag if value == "True" else flag.replace("--", "--no-", 1)
-        return f"{flag} {value.strip(QUOTES)}".rstrip()
+        listed = value[1:-1].replace(", ", ",") if value.startswith("(") else value  # a list is typed with commas
+        return f"{flag} {listed.strip(QUOTES)}".rstrip()
 
     return word_arguments(message, spell)

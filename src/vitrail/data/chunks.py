@@ -133,6 +133,10 @@ class ChunkMaker:
             yield from (int(number * len(self.source)) for number in draws.uniform("substitute", SUBSTITUTES)[0])
 
     def _crop(self, index: int, draws: Draws, numbers: Floats) -> Tensor:
+        crop = self._crop_of(index, draws, numbers)
+        return crop if self.spec.value_range is None else crop.to(torch.float32)  # pictures of 8 bits among deeper ones
+
+    def _crop_of(self, index: int, draws: Draws, numbers: Floats) -> Tensor:
         picture, name = self.source.picture(index), self.source.key(index)
         if not self.augment:
             return fit(picture, self.spec, name)

@@ -113,6 +113,7 @@ class LoaderConfig:
     seed: int = 0  # of the order and of augmentation
     workers: int | None = None  # threads; 0: the caller's own; None: one for pictures in memory, else one per core
     remainder: Literal["drop", "pad"] = "drop"  # in training, a last, shorter batch is left out, or filled up
+    evenly: bool = False  # in training, pictures of all classes equally often, rather than every picture once
     output: Literal["float", "bytes"] = "float"  # normalised floats, or bytes to normalise on the device
     on_broken: Literal["skip", "error"] = "skip"  # a picture that cannot be read
     max_broken_rate: float = MAX_BROKEN_RATE  # more than this in one epoch is always an error

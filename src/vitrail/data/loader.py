@@ -10,7 +10,7 @@ import os
 from collections import deque
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -77,6 +77,39 @@ def shuffle(num_samples: int, seed: int, epoch: int, blocks: Sequence[int] | Non
     return np.concatenate(result)
 
 
+def draw_evenly(labels: Integers, seed: int, epoch: int) -> Integers:
+    """As many samples as there are, in this epoch's order, with all classes equally often.
+
+    Classes take turns, over all epochs, and each goes through its own samples again and again, in another order each
+    time: those of a class are seen equally often, rare ones many times an epoch.
+    """
+    grouped = np.argsort(labels, kind="stable")
+    members = [own for own in np.split(grouped, np.cumsum(np.bincount(labels))[:-1]) if len(own)]
+    before, classes = epoch * len(labels), len(members)
+    drawn = np.empty(len(labels), dtype=np.int64)
+    for number, own in enumerate(members):
+        first = (number - before) % classes  # its first turn in this epoch
+        turns = (before + np.arange(first, len(labels), classes)) // classes
+        if not len(turns):
+            continue
+        rounds, places = np.divmod(turns, len(own))
+        some = np.arange(rounds[0], rounds[-1] + 1)
+        words = Draws(seed, np.repeat(some, len(own)), np.tile(own, len(some))).words("evenly", 1)
+        orders = np.argsort(words.reshape(len(some), len(own)), axis=1, kind="stable")
+        drawn[first::classes] = own[orders[rounds - rounds[0], places]]
+    return drawn[permutation(seed, epoch, len(labels))]
+
+
+def count_repeats(samples: Integers) -> Integers:
+    """Which occurrence of its sample each of them is, so that every one is augmented in its own way."""
+    order = np.argsort(samples, kind="stable")
+    starts = np.flatnonzero(np.diff(samples[order], prepend=-1))
+    counts = np.diff(starts, append=len(samples))
+    repeats = np.empty_like(samples)
+    repeats[order] = np.arange(len(samples)) - np.repeat(starts, counts)
+    return repeats
+
+
 CHUNK = 16  # pictures that a worker decodes at a time; even, so that neighbours can be mixed
 
 
@@ -112,6 +145,11 @@ class Loader:
         self._buffers = Buffers(self._ahead + 4, pinned=self.config.pin_memory)
         self._pool: ThreadPoolExecutor | None = None
         _check_batch_size(self.config, augment, len(self.source))
+        if self.config.evenly and self.source.blocks is not None:
+            raise ConfigError(
+                "shards are read one after another, so that classes cannot be drawn equally often; use "
+                '`balance="logit"`, which needs no other order.'
+            )
         if self.config.pin_memory and not torch.cuda.is_available():
             raise ConfigError("pin_memory needs a CUDA device, and torch finds none.")
         self._order = self._make_order()
@@ -153,14 +191,19 @@ class Loader:
             "num_samples": len(self.source),
             "training": self.augment is not None,
             "data": _fingerprint(self.source),
+            **({"evenly": True} if self.config.evenly else {}),
         }
 
     def _make_order(self) -> Order:
         if self.augment is None:
             return evaluation_order(len(self.source), self.config.batch_size)
+        size, repeats, remainder = self.config.batch_size, self.augment.repeats, self.config.remainder
+        if self.config.evenly:
+            drawn = draw_evenly(self.source.labels, self.config.seed, self._epoch)
+            order = training_order(drawn, size, remainder=remainder, repeats=repeats)
+            return replace(order, repeats=count_repeats(order.samples))
         shuffled = shuffle(len(self.source), self.config.seed, self._epoch, self.source.blocks)
-        repeats, remainder = self.augment.repeats, self.config.remainder
-        return training_order(shuffled, self.config.batch_size, remainder=remainder, repeats=repeats)
+        return training_order(shuffled, size, remainder=remainder, repeats=repeats)
 
     def __iter__(self) -> Iterator[Batch]:
         start, self._start = self._start, 0

@@ -11,13 +11,17 @@ import re
 import struct
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, TypeVar, Union, cast
 
 import numpy as np
 from PIL import Image
 
+from vitrail.data.dicom import read_dicom
 from vitrail.data.preprocess import MAX_PIXELS, Preprocess
+from vitrail.data.rasters import START, Array, Raster, from_pillow, is_deep, read_npy, refuse_depth, sniff, to_pixels
+from vitrail.data.tiff import is_deep_tiff, read_tiff
 from vitrail.errors import ConfigError, InputError
 from vitrail.storage import Span, is_address, open_file_store
 from vitrail.untrusted import check_regular
@@ -28,11 +32,10 @@ if TYPE_CHECKING:
 
 
 # A path, an address in an object store, an encoded file, a PIL picture, an array (H, W) or (H, W, C), or a tensor
-# (H, W) or (C, H, W). Arrays and tensors hold bytes, 16-bit integers, or floats in [0, 1].
+# (H, W) or (C, H, W). Arrays and tensors hold bytes, or floats in [0, 1]; with a spec that has a range, any numbers.
 ImageLike = str | Path | bytes | Image.Image
 Picture = Union[ImageLike, np.ndarray[Any, Any], "Tensor"]
 Item = TypeVar("Item")
-Array = np.ndarray[Any, Any]
 Floats = np.ndarray[Any, np.dtype[np.float32]]
 
 # Format → the extensions that folders of pictures use for it.
@@ -45,9 +48,14 @@ FORMATS = {
     "TIFF": (".tif", ".tiff"),
     "PPM": (".ppm", ".pgm", ".pbm", ".pnm"),
 }
-EXTENSIONS = {extension: name for name, extensions in FORMATS.items() for extension in extensions}
+# The same for what Pillow does not read; what it does not read whole is among its formats: deep TIFF and PNG files.
+RASTERS = {"NPY": (".npy",), "DICOM": (".dcm", ".dicom")}
+READERS = {"NPY": read_npy, "DICOM": read_dicom, "TIFF": read_tiff}
+EXTENSIONS = {extension: name for name, extensions in (FORMATS | RASTERS).items() for extension in extensions}
 _ENDINGS = tuple(EXTENSIONS)
+_PILLOWS = tuple(extension for extension, name in EXTENSIONS.items() if name not in READERS)
 
+PNG_MAGIC = b"\x89PNG\r\n\x1a\n"
 LIMIT_VARIABLE = "VITRAIL_MAX_PIXELS"
 MAX_HEADER = 1 << 16  # bytes until the size of a PPM picture is known
 MAX_COMMENTS = 1000  # in a PPM picture in text form
@@ -87,7 +95,7 @@ def open_picture(
     It may have 89 million pixels, as many as $VITRAIL_MAX_PIXELS says, or `max_pixels`. In messages a file is called by
     its path, anything else by `name`.
     """
-    limit = _pixel_limit() if max_pixels is None else max_pixels
+    limit = pixel_limit() if max_pixels is None else max_pixels
     if isinstance(source, str) and is_address(source):
         name, source = source, read_address(source)
     hint = f"shrink the picture{'' if max_pixels else f', or set {LIMIT_VARIABLE} to a higher number'}"
@@ -125,7 +133,7 @@ def read_address(address: str) -> bytes:
     return content
 
 
-def _pixel_limit() -> int:
+def pixel_limit() -> int:
     """How many pixels the user's own pictures may have; a higher limit than Pillow's is set in Pillow too."""
     asked = os.environ.get(LIMIT_VARIABLE)
     if not asked:
@@ -199,7 +207,9 @@ def upright(image: Image.Image) -> Image.Image:
 def decode(image: Image.Image, spec: Preprocess, name: str = "picture") -> Image.Image:
     """All the pixels of an opened picture, upright, 8 bits, in the spec's channels (mode L or RGB)."""
     if spec.channels not in (1, 3):
-        raise InputError(f"{name}: a picture file has 1 or 3 channels, the model needs {spec.channels}; pass an array.")
+        raise InputError(f"{name}: has {len(image.getbands())} channels; the model expects {spec.channels}.")
+    if is_deep(image):
+        raise refuse_depth(_read_deep(image, name), name)
     try:
         if spec.animated == "error" and getattr(image, "n_frames", 1) > 1:
             raise InputError(f"{name}: has several frames, and `animated='error'`.")
@@ -212,18 +222,72 @@ def decode(image: Image.Image, spec: Preprocess, name: str = "picture") -> Image
         raise InputError(f"{name}: damaged or truncated ({reason(error)}).") from error
 
 
-def decode_picture(picture: ImageLike, spec: Preprocess, name: str = "picture") -> Image.Image:
-    """`decode` for a picture that may have to be opened first."""
+def decode_picture(picture: ImageLike, spec: Preprocess, name: str = "picture") -> Image.Image | Array:
+    """All the pixels of any picture, upright, in the spec's channels: of mode L or RGB; or, without a mode of Pillow's,
+    an array (C, H, W) of bytes, or of floats in [0, 255]."""
+    name = str(picture) if isinstance(picture, str | Path) else name
+    picture = fetched(picture)
+    is_pillows = isinstance(picture, str | Path) and str(picture).lower().endswith(_PILLOWS)  # need not be opened twice
+    raster = None if is_pillows else read_raster(picture, name, spec.channels)
+    if raster is not None:
+        return to_pixels(raster, spec, name)
     with opened(picture, name) as image:
-        return decode(image, spec, str(picture) if isinstance(picture, str | Path) else name)
+        if is_deep(image):
+            return to_pixels(_read_deep(image, name), spec, name)
+        if spec.channels == 4 and has_alpha(image) and len(image.getbands()) != 2:
+            try:
+                raster = Raster(to_array(image.convert("RGBA")), alpha=True, orientation=orientation(image))
+            except Exception as error:  # decoders may raise anything on hostile bytes
+                raise InputError(f"{name}: damaged or truncated ({reason(error)}).") from error
+            return to_pixels(raster, spec, name)
+        return decode(image, spec, name)
+
+
+def fetched(picture: ImageLike) -> ImageLike:
+    """The content of a picture in an object store; any other as it is."""
+    return read_address(picture) if isinstance(picture, str) and is_address(picture) else picture
+
+
+def read_raster(picture: ImageLike, name: str, channels: int | None = None) -> Raster | None:
+    """The values of a picture that bytes of grey or RGB cannot hold, or None: of 16 bits, floats, more channels.
+
+    `channels` are those of the model, which decide about axes and pages; None: to look at it.
+    """
+    if isinstance(picture, Image.Image):
+        return _read_deep(picture, name) if is_deep(picture) else None
+    try:
+        if isinstance(picture, str | Path):
+            check_regular(picture, InputError)
+        with io.BytesIO(picture) if isinstance(picture, bytes) else Path(picture).open("rb") as file:
+            start = file.read(START)
+            kind = sniff(start)
+            if kind == "TIFF" and channels in (None, 1, 3) and not is_deep_tiff(file, name):
+                return None
+            if kind:
+                file.seek(0)
+                return READERS[kind](file, channels, pixel_limit(), name)
+    except OSError as error:
+        raise InputError(f"{name}: cannot be read as a picture ({reason(error)}).") from error
+    if not start.startswith(PNG_MAGIC) or start[24:25] != b"\x10":  # the bits of a channel
+        return None
+    with open_picture(picture, name=name) as image:
+        return _read_deep(image, name) if is_deep(image) else None
+
+
+def _read_deep(image: Image.Image, name: str) -> Raster:
+    try:
+        raster = from_pillow(image, pixel_limit(), name)
+        return replace(raster, orientation=orientation(image))  # after its pixels: it may decode the picture to 8 bits
+    except InputError:
+        raise
+    except Exception as error:  # decoders may raise anything on hostile bytes
+        raise InputError(f"{name}: damaged or truncated ({reason(error)}).") from error
 
 
 def _convert(image: Image.Image, spec: Preprocess, name: str) -> Image.Image:
     mode = "L" if spec.channels == 1 else "RGB"
     if image.mode == mode and "transparency" not in image.info:
         return image
-    if image.mode.startswith("I") or image.mode == "F":
-        image = _to_eight_bits(image, name)
     if has_alpha(image):
         image = image.convert("RGBA")
         if spec.alpha != "drop":
@@ -234,23 +298,6 @@ def _convert(image: Image.Image, spec: Preprocess, name: str) -> Image.Image:
 def has_alpha(image: Image.Image) -> bool:
     """Whether the picture has transparent pixels or could have them."""
     return image.mode in ("RGBA", "LA", "PA", "RGBa", "La") or "transparency" in image.info
-
-
-def _to_eight_bits(image: Image.Image, name: str) -> Image.Image:
-    values = np.asarray(image)
-    if image.mode == "F" or values.min() < 0 or values.max() > 65535:
-        raise InputError(f"{name}: {image.mode}-mode pixels have no known range; save it with 8 or 16 bits.")
-    return Image.fromarray(sixteen_to_eight(values))
-
-
-def has_sixteen_bits(image: Image.Image) -> bool:
-    """Whether an opened picture has 16 bits per channel; those of colour, Pillow cuts to their high byte."""
-    return image.mode.startswith("I") or any(";16" in str(tile) for tile in getattr(image, "tile", ()))
-
-
-def sixteen_to_eight(values: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-    """0…65535 → 0…255, rounded (65535 is white: 255 × 257)."""
-    return ((values.astype(np.uint32) + 128) // 257).astype(np.uint8)
 
 
 def prepare_array(picture: Picture, spec: Preprocess, out: Floats, name: str = "picture") -> None:
@@ -284,9 +331,11 @@ def prepare_named(pictures: Sequence[tuple[str, Picture]], spec: Preprocess) -> 
 
 
 def fit_array(picture: Picture, spec: Preprocess, name: str = "picture") -> Array:
-    """Decode, resize and crop: (C, H, W), bytes (or floats in [0, 255] when the spec's kernel is float)."""
+    """Decode, resize and crop: (C, H, W), bytes (or floats in [0, 255]: with a range, or the kernel "float")."""
     if spec.kernel == "pillow" and isinstance(picture, str | Path | bytes | Image.Image):
-        return fit_pillow(decode_picture(picture, spec, name), spec)
+        decoded = decode_picture(picture, spec, name)
+        fitted = fit_pillow(decoded, spec) if isinstance(decoded, Image.Image) else fit_planes(decoded, spec)
+        return fitted if spec.value_range is None else fitted.astype(np.float32, copy=False)
     if not (isinstance(picture, str | Path | bytes | Image.Image | np.ndarray) or is_tensor(picture)):
         raise InputError(f"{name}: must be a path, bytes, PIL, array or tensor; got {type(picture).__name__}.")
     from vitrail.data.transform import fit
@@ -308,6 +357,11 @@ def fit_pillow(image: Image.Image, spec: Preprocess) -> Array:
     if (height, width) != spec.size:
         image = image.crop((left, top, left + spec.size[1], top + spec.size[0]))
     return to_array(image)
+
+
+def fit_planes(pixels: Array, spec: Preprocess) -> Array:
+    """The same for pixels (C, H, W), bytes or floats in [0, 255], one channel after the other."""
+    return np.concatenate([fit_pillow(Image.fromarray(plane), spec) for plane in pixels]).clip(0, 255)
 
 
 def to_array(image: Image.Image) -> Array:

@@ -4,11 +4,11 @@ The presets reproduce the evaluation transforms of the families whose weights we
 """
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from vitrail.errors import ConfigError, InputError, suggest
-from vitrail.schema import validate
+from vitrail.schema import IF_USED, validate
 
 MAX_PIXELS = 89_478_485  # Pillow's own threshold: 256 MB once decoded
 
@@ -17,13 +17,15 @@ LONGEST = 64  # times its short side, for the model's own shape: of a longer pic
 # "nearest_exact" is torch's own rounding to the nearest pixel, which transformers uses when its files say nearest.
 Interpolation = Literal["nearest", "nearest_exact", "bilinear", "bicubic", "lanczos"]
 
+Range = tuple[float, float]
+
 
 @dataclass(frozen=True, kw_only=True)
 class Preprocess:
     """Decode → resize → centre crop → scale to [0, 1] → subtract the mean, divide by the standard deviation."""
 
     size: tuple[int, int] = (224, 224)  # (height, width) of the model's input
-    channels: int = 3  # 1: grey; 3: RGB; other numbers: only arrays and tensors that have them
+    channels: int = 3  # 1: grey; 3: RGB; 4: RGB with alpha; other numbers: arrays and TIFF files that have them
     mean: tuple[float, ...] = (0.5, 0.5, 0.5)  # per channel, of pixels in [0, 1]
     std: tuple[float, ...] = (0.5, 0.5, 0.5)  # likewise
     resize: Literal["squash", "shortest"] = "squash"  # to the size itself, or the shortest side (then centre crop)
@@ -40,6 +42,8 @@ class Preprocess:
     alpha: Literal["drop", "white", "black"] = "drop"  # transparent pixels: their hidden colour, or laid on this one
     orient: bool = True  # rotate the picture as its EXIF (or else XMP) tag says
     animated: Literal["first", "error"] = "first"  # use the first of several frames, or refuse
+    # The values that become black and white, for pictures of more than 8 bits (bytes are 0…255); None: refused.
+    value_range: Range | None = field(default=None, metadata=IF_USED)
 
     def __post_init__(self) -> None:
         validate(self)
@@ -119,8 +123,19 @@ def _check_numbers(spec: Preprocess) -> None:
             raise ConfigError(f"{name} must have one value per channel ({spec.channels}); got {values!r}.")
     if not all(math.isfinite(value) for value in (*spec.mean, *spec.std)) or min(spec.std) <= 0:
         raise ConfigError(f"mean and std must be finite and std above 0; got `mean={spec.mean!r}`, `std={spec.std!r}`.")
+    if spec.value_range is not None:
+        check_range(spec.value_range)
     if not 0 < spec.crop <= 1:
         raise ConfigError(f"crop must be above 0 and at most 1; got {spec.crop}.")
+
+
+def check_range(value_range: Range) -> None:
+    """Refuse what is no range of values."""
+    low, high = value_range
+    if not (math.isfinite(low) and math.isfinite(high) and low < high):
+        raise ConfigError(
+            f"value_range must be (low, high), such as (0, 4095), with low below high; got {value_range}."
+        )
 
 
 IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)

@@ -14,11 +14,12 @@ import numpy as np
 from PIL import Image
 from torch import Tensor
 
-from vitrail.data.pixels import FORMATS, Picture, open_picture
+from vitrail.data.pixels import FORMATS, RASTERS, Picture, open_picture, read_raster
 from vitrail.data.preprocess import Preprocess, preset
+from vitrail.data.rasters import START, sniff
 from vitrail.data.source import TOGETHER, Dataset, Source
 from vitrail.data.sources.shards import INDEX
-from vitrail.data.transform import as_bytes, to_pil
+from vitrail.data.transform import as_pixels, to_pil
 from vitrail.errors import DataError, InputError
 from vitrail.files import sweep_drafts, workshop_in
 from vitrail.progress import ending, left_out
@@ -149,12 +150,14 @@ def _samples(
 def encode(picture: Picture) -> tuple[bytes, str]:
     """A picture's file content and extension; one that is not a file yet becomes a PNG."""
     if isinstance(picture, np.ndarray | Tensor):
-        picture = to_pil(as_bytes(picture, _GREY if 1 in picture.shape or picture.ndim == 2 else _COLOR))
+        picture = to_pil(as_pixels(picture, _GREY if 1 in picture.shape or picture.ndim == 2 else _COLOR))
     if isinstance(picture, Image.Image):
         buffer = io.BytesIO()
         picture.save(buffer, "PNG")
         return buffer.getvalue(), "png"
     data = picture if isinstance(picture, bytes) else read_bytes(Path(picture), MAX_FILE, InputError)
+    if (kind := sniff(data[:START])) and read_raster(data, "picture") is not None:
+        return data, (RASTERS.get(kind) or FORMATS[kind])[0].lstrip(".")
     with open_picture(data) as image:
         return data, FORMATS["JPEG" if image.format == "MPO" else str(image.format)][0].lstrip(".")
 

@@ -16,7 +16,7 @@ from vitrail.data.config import Augment
 from vitrail.data.pixels import Picture
 from vitrail.data.preprocess import Preprocess
 from vitrail.data.source import Dataset, Source
-from vitrail.data.transform import denormalize, pixels, to_pil
+from vitrail.data.transform import denormalize, look_at_picture, to_pil
 from vitrail.errors import InputError
 from vitrail.registry import LabelKind, labels_of
 from vitrail.rng import Draws, permutation
@@ -31,7 +31,6 @@ MARGIN = 16
 PAPER, INK, FAINT, EMPTY = "#ffffff", "#1b1b1f", "#6b6b76", "#ececf1"
 COLUMNS = 8  # tiles of a row
 MAX_CLASSES, MAX_PAIRS = 24, 12  # that are shown
-_COLOR = Preprocess()
 
 
 @dataclass(frozen=True)
@@ -215,7 +214,7 @@ def load_picture(source: Source, index: int) -> Image.Image | None:
 def draw_picture(picture: Picture) -> Image.Image | None:
     """A picture as it can be drawn, or nothing if it cannot be read."""
     try:
-        return to_pil(pixels(picture, _COLOR))
+        return look_at_picture(picture)
     except (InputError, OSError):
         return None
 
@@ -237,7 +236,7 @@ def augmentation_sheet(
         when = epoch if column else None
         columns.append(
             [
-                Tile(to_pil(image if len(image) in (1, 3) else image[:1]), _caption(target, dataset, when))
+                Tile(to_pil(image), _caption(target, dataset, when))
                 for image, target in zip(shown, chunk.targets, strict=True)
             ]
         )

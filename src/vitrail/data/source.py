@@ -14,7 +14,7 @@ from vitrail.data.config import MAX_BROKEN_RATE, DataConfig
 from vitrail.data.label_kinds import LABELLINGS, Labelling, Labels, as_labels
 from vitrail.data.labels import Doubt, doubt_labels
 from vitrail.data.pixels import Picture
-from vitrail.data.preprocess import Preprocess, preset
+from vitrail.data.preprocess import Preprocess, Range, preset
 from vitrail.data.split import UNUSED, split_samples, stratify
 from vitrail.errors import DataError, list_names, shorten
 from vitrail.registry import labels_of
@@ -366,15 +366,19 @@ def name_after(where: str | Path) -> str:
 
 
 def default_preprocess(
-    dataset: Dataset, size: tuple[int, int] | int | None = None, family: str | None = None
+    dataset: Dataset,
+    size: tuple[int, int] | int | None = None,
+    family: str | None = None,
+    channels: int | None = None,
+    value_range: Range | None = None,
 ) -> Preprocess:
-    """A family's preset if one is named; else the pictures' own size and channels in memory, 224 for files."""
+    """A family's preset if one is named; else the pictures' own size and channels in memory, 224 and RGB for files."""
     source = dataset.split("train")
-    channels = 3
     if isinstance(source, ArraySource):
-        channels, height, width = source.images.shape[1:]
+        own, height, width = source.images.shape[1:]
+        channels = channels or own
         size = (height, width) if size is None else size
+    spec = replace(preset(family or "timm", size, channels or 3), value_range=value_range)
     if family is not None:
-        return preset(family, size, channels)
-    spec = preset("timm", size, channels)
+        return spec
     return replace(spec, interpolation="bilinear", crop=1.0 if max(spec.size) <= SMALL_SIDE else spec.crop)

@@ -12,15 +12,17 @@ from vitrail.data.pixels import (
     RESAMPLING,
     Picture,
     decode_picture,
-    fit_pillow,
+    fetched,
+    fit_array,
     normalize_array,
-    sixteen_to_eight,
+    read_raster,
     to_array,
 )
-from vitrail.data.preprocess import Preprocess
+from vitrail.data.preprocess import Preprocess, Range
+from vitrail.data.rasters import Raster, refuse_depth, scale, to_look_at
 from vitrail.errors import InputError
 
-PIXELS = "pixels must be bytes, 16-bit or floats in [0, 1]"
+_COLOR = Preprocess()
 
 
 def prepare(picture: Picture, spec: Preprocess) -> Tensor:
@@ -29,17 +31,37 @@ def prepare(picture: Picture, spec: Preprocess) -> Tensor:
 
 
 def fit(picture: Picture, spec: Preprocess, name: str = "picture") -> Tensor:
-    """Decode, resize and crop: (C, H, W), bytes (or floats in [0, 255] when the spec's kernel is float)."""
+    """Decode, resize and crop: (C, H, W), bytes (or floats in [0, 255] when the spec's kernel is float, or it has a
+    range)."""
     if spec.kernel == "pillow" and not isinstance(picture, np.ndarray | Tensor):
-        return torch.as_tensor(fit_pillow(decode_picture(picture, spec, name), spec))
-    return fit_tensor(pixels(picture, spec, name), spec)
+        return torch.as_tensor(fit_array(picture, spec, name))
+    fitted = fit_tensor(pixels(picture, spec, name), spec)
+    return fitted if spec.value_range is None else fitted.to(torch.float32)
 
 
 def pixels(picture: Picture, spec: Preprocess, name: str = "picture") -> Tensor:
-    """All the pixels of any picture in the spec's channels, not resized: bytes (C, H, W)."""
+    """All the pixels of any picture in the spec's channels, not resized, (C, H, W): bytes, or floats in [0, 255] if it
+    is deeper."""
     if isinstance(picture, np.ndarray | Tensor):
-        return as_bytes(picture, spec, name)
-    return to_tensor(decode_picture(picture, spec, name))
+        return as_pixels(picture, spec, name)
+    decoded = decode_picture(picture, spec, name)
+    return to_tensor(decoded) if isinstance(decoded, Image.Image) else torch.as_tensor(decoded)
+
+
+def look_at_picture(picture: Picture, value_range: Range | None = None, name: str = "picture") -> Image.Image:
+    """What a person sees of any picture: grey or RGB, the first three of more channels; without a range, what is deeper
+    than 8 bits is shown from its lowest value to its highest."""
+    if isinstance(picture, np.ndarray | Tensor):
+        raster: Raster | None = as_raster(picture)
+    else:
+        picture = fetched(picture)
+        raster = read_raster(picture, name)
+    return to_pil(pixels(picture, _COLOR, name)) if raster is None else look_at_raster(raster, value_range)
+
+
+def look_at_raster(raster: Raster, value_range: Range | None = None) -> Image.Image:
+    """The same for the values of a picture."""
+    return to_pil(torch.as_tensor(to_look_at(raster, value_range)))
 
 
 def normalize(images: Tensor, spec: Preprocess, out: Tensor | None = None) -> Tensor:
@@ -62,7 +84,9 @@ def to_tensor(image: Image.Image) -> Tensor:
 
 
 def to_pil(pixels: Tensor) -> Image.Image:
-    """Bytes (C, H, W), one channel or three, as a PIL picture."""
+    """What a person sees of pixels (C, H, W) in [0, 255], as a PIL picture: the first three of more channels."""
+    pixels = pixels[: 3 if len(pixels) >= 3 else 1]
+    pixels = pixels.round().clamp(0, 255).to(torch.uint8) if pixels.is_floating_point() else pixels
     return Image.fromarray((pixels[0] if len(pixels) == 1 else pixels.permute(1, 2, 0)).contiguous().numpy())
 
 
@@ -95,20 +119,22 @@ def resize(batch: Tensor, spec: Preprocess, height: int, width: int) -> Tensor:
 def _resize_pillow(batch: Tensor, spec: Preprocess, height: int, width: int) -> Tensor:
     planes = [Image.fromarray(plane.numpy()) for plane in batch.flatten(0, 1)]
     resized = [np.array(plane.resize((width, height), RESAMPLING[spec.interpolation])) for plane in planes]
-    return torch.as_tensor(np.stack(resized)).view(*batch.shape[:2], height, width)
+    return torch.as_tensor(np.stack(resized).clip(0, 255)).view(*batch.shape[:2], height, width)
 
 
-def as_bytes(picture: np.ndarray[Any, Any] | Tensor, spec: Preprocess, name: str = "picture") -> Tensor:
-    """An array (H, W[, C]) or tensor ([C,] H, W) as bytes (C, H, W) with the spec's channels."""
+def as_pixels(picture: np.ndarray[Any, Any] | Tensor, spec: Preprocess, name: str = "picture") -> Tensor:
+    """An array (H, W[, C]) or tensor ([C,] H, W) as bytes (C, H, W), with the spec's channels; with a range, other
+    numbers as floats in [0, 255]."""
     kind = "array (H, W) or (H, W, C)" if isinstance(picture, np.ndarray) else "tensor (H, W) or (C, H, W)"
     if picture.ndim not in (2, 3) or 0 in picture.shape:
         raise InputError(f"{name}: must be an {kind} with pixels; got shape {tuple(picture.shape)}.")
-    if isinstance(picture, np.ndarray):
-        pixels = torch.as_tensor(_array_bytes(picture, name))
-        pixels = pixels.permute(2, 0, 1) if pixels.ndim == 3 else pixels[None]
+    array = as_raster(picture).values
+    if array.dtype.kind not in "uif" or array.dtype.itemsize > 8:
+        raise InputError(f"{name}: pixels must be bytes, other integers or floats; got {array.dtype}.")
+    if spec.value_range is not None and array.dtype != np.uint8:
+        pixels = torch.as_tensor(scale(array, spec.value_range, name))
     else:
-        pixels = _tensor_bytes(picture.detach().cpu(), name)
-        pixels = pixels if pixels.ndim == 3 else pixels[None]
+        pixels = torch.as_tensor(_to_bytes(array, name))
     if pixels.shape[0] == 1 and spec.channels == 3:
         return pixels.expand(3, -1, -1)
     if pixels.shape[0] != spec.channels:
@@ -116,25 +142,27 @@ def as_bytes(picture: np.ndarray[Any, Any] | Tensor, spec: Preprocess, name: str
     return pixels
 
 
-def _array_bytes(array: np.ndarray[Any, Any], name: str) -> np.ndarray[Any, Any]:
+def as_raster(picture: np.ndarray[Any, Any] | Tensor) -> Raster:
+    """The values of an array (H, W[, C]) or a tensor ([C,] H, W), in memory that torch can use."""
+    if isinstance(picture, np.ndarray):
+        array = np.ascontiguousarray(picture) if picture.flags.writeable else picture.copy()
+        return Raster(array[None] if array.ndim == 2 else array.transpose(2, 0, 1))
+    picture = picture.float() if picture.dtype == torch.bfloat16 else picture  # which NumPy does not have
+    array = picture.numpy(force=True)
+    return Raster(array[None] if array.ndim == 2 else array)
+
+
+def _to_bytes(array: np.ndarray[Any, Any], name: str) -> np.ndarray[Any, Any]:
+    """Pixels as bytes: floats must be in [0, 1], where the spec has no range for others."""
     if array.dtype == np.uint8:
-        return np.ascontiguousarray(array) if array.flags.writeable else array.copy()
-    if array.dtype.kind == "u" and array.dtype.itemsize == 2:  # in either byte order
-        return sixteen_to_eight(array)
-    if array.dtype.kind not in "fiub" or array.dtype.itemsize > 8:
-        raise InputError(f"{name}: {PIXELS}; got {array.dtype}.")
-    array = array.astype(array.dtype.newbyteorder("="), copy=False)
-    return _tensor_bytes(torch.as_tensor(np.ascontiguousarray(array)), name).numpy()
-
-
-def _tensor_bytes(tensor: Tensor, name: str) -> Tensor:
-    if tensor.dtype == torch.uint8:
-        return tensor
-    if tensor.dtype == torch.uint16:
-        return torch.as_tensor(sixteen_to_eight(tensor.numpy()))
-    if not tensor.is_floating_point():
-        raise InputError(f"{name}: {PIXELS}; got {tensor.dtype}.")
-    low, high = tensor.min().item(), tensor.max().item()
+        return array
+    if array.dtype.kind != "f":
+        raise refuse_depth(Raster(array), name)
+    low, high = array.min(), array.max()
     if not (low >= 0 and high <= 1):  # also refuses NaN
-        raise InputError(f"{name}: float pixels must be in [0, 1]; got {low:.3g} to {high:.3g}.")
-    return (tensor * 255).round().to(torch.uint8)
+        raise InputError(
+            f"{name}: float pixels must be in [0, 1], or the model's preprocessing must have a `value_range`; got "
+            f"{low:.3g} to {high:.3g}."
+        )
+    floats = array.astype(array.dtype.newbyteorder("="), copy=False)
+    return np.rint(floats * floats.dtype.type(255)).astype(np.uint8)

@@ -5,6 +5,8 @@ deletion    patches disappear, the most important first, under the picture's own
 insertion   patches appear, the most important first, on a blurred picture (Gaussian, σ a tenth of the shorter side); if
             the map is right, the probability rises at once, so a large area is good
 
+Of a measured value, what falls and rises is how close it stays to the value of the whole picture (`Task.support`).
+
 The score is insertion − deletion. A random map shows what a map without any information scores. `choose` selects the
 best method on given pictures by its score.
 """
@@ -24,6 +26,8 @@ from vitrail.explanation.saliency import Explanation, Method, Subject, explain_b
 from vitrail.model import ViT
 from vitrail.prediction import Predictor
 from vitrail.progress import Advance
+from vitrail.tasks.one import ONE
+from vitrail.tasks.task import Task
 from vitrail.wording import counted
 
 STEPS = 12
@@ -47,14 +51,25 @@ class Faithfulness:
         return self.insertion - self.deletion
 
 
-def measure(model: ViT, image: Tensor, target: int, cells: Tensor, steps: int = STEPS) -> Faithfulness:
+def measure(
+    model: ViT, image: Tensor, target: int, cells: Tensor, steps: int = STEPS, task: Task = ONE
+) -> Faithfulness:
     """How well the map `cells` (h, w) orders the patches of a prepared picture (C, H, W) for the target."""
     image = on_model(model, image)
     removed = removals(cells.to(image.device), steps)  # (steps + 1, h, w)
+
+    def area(baseline: Tensor, shown: Tensor) -> float:
+        """Under what is left of the answer, by trapezoids; the curve has equal steps up to whole patches."""
+        outputs = answer_in_batches(model, image, baseline, shown)
+        whole = outputs[shown.flatten(1).all(dim=1)][0]  # of the picture itself
+        places = shown.flatten(1).float().mean(dim=1)
+        return abs(torch.trapezoid(task.support(whole, outputs, target), places).item())
+
     with torch.inference_mode():
-        deletion = _area(model, image, mean_colour(image), ~removed, target)
-        insertion = _area(model, image, blurred(image), removed, target)
-    return Faithfulness(deletion=deletion, insertion=insertion)
+        return Faithfulness(
+            deletion=area(mean_colour(image), ~removed),
+            insertion=area(blurred(image), removed),
+        )
 
 
 def removals(cells: Tensor, steps: int) -> Tensor:
@@ -64,13 +79,6 @@ def removals(cells: Tensor, steps: int) -> Tensor:
     rank[cells.flatten().argsort(descending=True, stable=True)] = torch.arange(count, device=cells.device)
     taken = torch.linspace(0, count, min(steps, count) + 1, device=cells.device).round()
     return (rank < taken[:, None]).view(-1, *cells.shape)
-
-
-def _area(model: ViT, image: Tensor, baseline: Tensor, shown: Tensor, target: int) -> float:
-    """The area under the target's probability, by trapezoids; the curve has equal steps up to whole patches."""
-    curve = answer_in_batches(model, image, baseline, shown).float().softmax(dim=1)[:, target]
-    places = shown.flatten(1).float().mean(dim=1)
-    return abs(torch.trapezoid(curve, places).item())
 
 
 def blurred(image: Tensor) -> Tensor:
@@ -117,7 +125,7 @@ def choose(
 
     def judge(subject: Subject, explanation: Explanation, cells: Tensor) -> Faithfulness:
         assert explanation.target is not None
-        return measure(predictor.model, subject.image, explanation.target, cells, steps)
+        return measure(predictor.model, subject.image, explanation.target, cells, steps, predictor.task)
 
     each: dict[str, list[Faithfulness]] = {}
     failures: dict[str, str] = {}

@@ -205,8 +205,8 @@ class Explanations(Sequence[Explained]):
 
     def _cells(self, explained: Explained) -> list[str]:
         explanation, score = explained.explanation, explained.faithfulness
-        cells = [explained.name, explanation.predicted, _percent(explanation.confidence)]
-        cells += [explanation.label, _percent(explanation.probability)] if self.targeted else []
+        cells = [explained.name, explanation.predicted, _shown(explanation, explanation.confidence)]
+        cells += [explanation.label, _shown(explanation, explanation.probability)] if self.targeted else []
         return cells + ([] if score is None else [f"{score.deletion:.3f}", f"{score.insertion:.3f}"])
 
 
@@ -233,8 +233,8 @@ def _scores(score: Faithfulness) -> dict[str, float]:
     return {"deletion": score.deletion, "insertion": score.insertion, "score": score.score}
 
 
-def _percent(share: float) -> str:
-    return "" if math.isnan(share) else f"{share:.1%}"
+def _shown(explanation: Explanation, number: float) -> str:
+    return "" if math.isnan(number) else explanation.task.show(number)
 
 
 def unique_stems(sources: Iterable[str]) -> list[str]:

@@ -85,18 +85,17 @@ def enlarge(subject: Subject) -> Subject:
 
 def picture_of(subject: Subject) -> Image.Image:
     """The picture in RGB; the first three of more channels."""
-    pixels = subject.pixels if len(subject.pixels) in (1, 3) else subject.pixels[:1]
-    return to_pil(pixels).convert("RGB")
+    return to_pil(subject.pixels).convert("RGB")
 
 
 def draw_pair(subject: Subject, explanation: Explanation, full: Image.Image) -> tuple[Tile, Tile]:
     """A picture with its prediction and its overlay, small enough for a sheet, so that many fit into memory."""
     answer = "features, no classes"
     if explanation.predicted:
-        answer = f"{explanation.predicted}  {explanation.confidence:.1%}"
+        answer = f"{explanation.predicted}  {explanation.task.show(explanation.confidence)}"
     why = f"why {explanation.label}?\n" if explanation.label else ""
     if explanation.label != explanation.predicted:
-        why = f"why {explanation.label} ({explanation.probability:.1%})?\n"
+        why = f"why {explanation.label} ({explanation.task.show(explanation.probability)})?\n"
     return (
         Tile(image=shrink(picture_of(subject), SHEET_TILE), caption=f"{answer}\n{subject.name}"),
         Tile(image=shrink(full, SHEET_TILE), caption=why + explanation.method),

@@ -1,7 +1,7 @@
-"""Occlusion: cover one patch at a time and see what the class loses. A plain check, with many forward passes.
+"""Occlusion: cover one patch at a time and see what the answer loses. A plain check, with many forward passes.
 
-A patch is covered with the picture's own mean colour. What counts is the target's log-odds, log p / (1 − p), because
-the probability of a confident model hardly moves.
+A patch is covered with the picture's own mean colour. The task says what counts (`Task.influence`): of one class, its
+log-odds; of one of several labels, its logit; of a measured value, how far it moves.
 """
 
 from collections.abc import Callable
@@ -11,6 +11,8 @@ from torch import Tensor
 
 from vitrail.errors import ConfigError
 from vitrail.model.parts import Pair
+from vitrail.tasks.one import ONE
+from vitrail.tasks.task import Task
 
 PIXELS = 32 * 224 * 224  # of the pictures in one batch
 
@@ -18,9 +20,16 @@ Answer = Callable[[Tensor], Tensor]  # prepared pictures (B, C, H, W) → logits
 
 
 def occlude(
-    answer: Answer, num_classes: int, grid: Pair, images: Tensor, targets: Tensor | None = None
+    answer: Answer,
+    num_classes: int,
+    grid: Pair,
+    images: Tensor,
+    targets: Tensor | None = None,
+    task: Task = ONE,
 ) -> tuple[Tensor, Tensor]:
-    """How much of the target's log-odds each patch of a grid accounts for (B, h, w), and the logits; a pass per patch.
+    """How much of the answer about the target each patch of a grid accounts for (B, h, w), and the logits.
+
+    It takes a pass per patch.
 
     What answers may be a model or an export.
     """
@@ -33,8 +42,8 @@ def occlude(
         maps = torch.empty(len(images), rows * columns, device=images.device)
         for index, image in enumerate(images):
             hidden = ~torch.eye(rows * columns, dtype=torch.bool, device=images.device).view(-1, rows, columns)
-            covered = log_odds(answer_in_batches(answer, image, mean_colour(image), hidden), chosen[index])
-            maps[index] = log_odds(logits[index : index + 1], chosen[index]) - covered
+            covered = answer_in_batches(answer, image, mean_colour(image), hidden)
+            maps[index] = task.influence(logits[index], covered, int(chosen[index]))
     return maps.view(-1, rows, columns), logits
 
 
@@ -52,13 +61,3 @@ def answer_in_batches(answer: Answer, image: Tensor, baseline: Tensor, shown: Te
 def mean_colour(image: Tensor) -> Tensor:
     """The picture's own mean colour: (C, 1, 1)."""
     return image.mean(dim=(-2, -1), keepdim=True)
-
-
-def log_odds(logits: Tensor, target: Tensor) -> Tensor:  # (n, classes) → (n,)
-    """The target's logit minus the log of what the others weigh together; the logit itself if there are none."""
-    logits = logits.float()
-    if logits.shape[1] == 1:
-        return logits[:, 0]
-    others = logits.clone()
-    others[:, target] = -torch.inf
-    return logits[:, target] - others.logsumexp(dim=1)

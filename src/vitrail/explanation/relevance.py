@@ -32,6 +32,8 @@ from vitrail.errors import ConfigError
 from vitrail.explanation.passes import Groups, LayerInputs, grid_of, on_model, run
 from vitrail.model import ViT, ViTConfig
 from vitrail.model.attention import probabilities
+from vitrail.tasks.one import ONE
+from vitrail.tasks.task import Task
 
 
 def rollout(model: ViT, images: Tensor) -> tuple[Tensor, Tensor]:
@@ -96,12 +98,12 @@ class WeightedAttention:
     logits: Tensor  # (B, classes)
 
 
-def relevance(model: ViT, images: Tensor, targets: Tensor | None = None) -> tuple[Tensor, Tensor]:
+def relevance(model: ViT, images: Tensor, targets: Tensor | None = None, task: Task = ONE) -> tuple[Tensor, Tensor]:
     """What each patch adds to the target's logit, as far as attention carries it (B, h, w), and the logits.
 
     `targets` (B,) are classes; without them, the predicted ones.
     """
-    weighted = weigh_attention(model, images, targets)
+    weighted = weigh_attention(model, images, targets, task)
     config, layers = model.config, weighted.layers
     row = start = _reading_row(model, weighted)  # (B, N)
     for layer, matrix in reversed([*enumerate(layers[: config.depth])]):
@@ -112,9 +114,11 @@ def relevance(model: ViT, images: Tensor, targets: Tensor | None = None) -> tupl
     return relevances[:, config.prefix :].unflatten(-1, grid_of(model, images)), weighted.logits
 
 
-def gradient_rollout(model: ViT, images: Tensor, targets: Tensor | None = None) -> tuple[Tensor, Tensor]:
+def gradient_rollout(
+    model: ViT, images: Tensor, targets: Tensor | None = None, task: Task = ONE
+) -> tuple[Tensor, Tensor]:
     """Rollout of the attention that counts for the target (B, h, w), and the logits."""
-    weighted = weigh_attention(model, images, targets)
+    weighted = weigh_attention(model, images, targets, task)
     flow = Flow(model.config, weighted.groups)
     for layer, matrix in enumerate(weighted.layers):
         shares = _rows_to_one(matrix)
@@ -126,7 +130,7 @@ def gradient_rollout(model: ViT, images: Tensor, targets: Tensor | None = None) 
     return flow.reading().unflatten(-1, grid_of(model, images)), weighted.logits
 
 
-def weigh_attention(model: ViT, images: Tensor, targets: Tensor | None) -> WeightedAttention:
+def weigh_attention(model: ViT, images: Tensor, targets: Tensor | None, task: Task) -> WeightedAttention:
     """E_h[(∇A ⊙ A)⁺] of each layer: one forward with all probabilities kept, one backward down to the first layer."""
     if not model.config.num_classes:
         raise ConfigError("this model has no head, so there is no class to explain; use method attention or rollout.")
@@ -151,7 +155,7 @@ def weigh_attention(model: ViT, images: Tensor, targets: Tensor | None) -> Weigh
     with torch.inference_mode(False), torch.enable_grad():
         logits = run(model, on_model(model, images).detach().clone(), look, watch=watch)
         chosen = logits.argmax(dim=1) if targets is None else targets.to(logits.device)
-        gradients = torch.autograd.grad(logits.gather(1, chosen[:, None]).sum(), kept)
+        gradients = torch.autograd.grad(task.evidence(logits, chosen).sum(), kept)
     weighted: list[Tensor] = []
     for gradient, attention, size in zip(gradients, kept, sizes, strict=True):
         weighted.append((gradient / size * attention.detach()).clamp_(min=0).mean(dim=1))

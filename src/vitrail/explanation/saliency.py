@@ -18,6 +18,8 @@ from vitrail.explanation.relevance import gradient_rollout, relevance, rollout
 from vitrail.model import ViT
 from vitrail.model.parts import Pair
 from vitrail.prediction import Predictor
+from vitrail.tasks.one import ONE
+from vitrail.tasks.task import Task
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -83,7 +85,7 @@ Method = Literal["attention", "rollout", "gradient-rollout", "relevance", "occlu
 METHODS: tuple[Method, ...] = get_args(Method)
 ROUNDING = 1e-5  # of a map's largest value: differences below it are float noise
 
-BY_GRADIENTS: dict[Method, Callable[[ViT, Tensor, Tensor | None], tuple[Tensor, Tensor]]] = {
+BY_GRADIENTS: dict[Method, Callable[[ViT, Tensor, Tensor | None, Task], tuple[Tensor, Tensor]]] = {
     "gradient-rollout": gradient_rollout,
     "relevance": relevance,
 }
@@ -102,16 +104,17 @@ class Subject:
 
 @dataclass(frozen=True, kw_only=True)
 class Explanation:
-    """Which patches of one picture counted for one class."""
+    """Which patches of one picture counted for one class, label or value."""
 
     map: Tensor  # (h, w), float, on the CPU; higher counted more
     method: Method
     view: View  # where the map is in the picture
     target: int | None = None  # the class that is explained; None for a model without classes
     label: str = ""  # its name
-    probability: float = torch.nan
-    predicted: str = ""  # the name of the class that the model predicts
-    confidence: float = torch.nan  # and its probability
+    probability: float = torch.nan  # or the value itself
+    predicted: str = ""  # the name of the class that the model predicts; of values, of the first
+    confidence: float = torch.nan  # and its probability, or the value
+    task: Task = ONE
 
     @property
     def grid(self) -> Pair:
@@ -146,8 +149,10 @@ def explain_by(
     """Explain one picture by one method; `layers` and `heads` choose what method "attention" averages."""
     check_explainable(predictor, method)
     subject = open_subject(picture, predictor.preprocess)
-    wanted = target_index(predictor, target)
+    task, wanted = predictor.task, target_index(predictor, target)
     batch = subject.image[None]
+    if wanted is None and predictor.num_classes and task.labels != "class":
+        wanted = leading_output(predictor, predictor(batch)[0].float().cpu())
     targets = None if wanted is None else torch.tensor([wanted])
     if method == "attention":
         attention = attention_maps(predictor.model, batch)
@@ -155,9 +160,9 @@ def explain_by(
     elif method == "rollout":
         maps, logits = rollout(predictor.model, batch)
     elif method in BY_GRADIENTS:
-        maps, logits = BY_GRADIENTS[method](predictor.model, batch, targets)
+        maps, logits = BY_GRADIENTS[method](predictor.model, batch, targets, task)
     elif method == "occlusion":
-        maps, logits = occlude(predictor, predictor.num_classes, predictor.grid, batch, targets)
+        maps, logits = occlude(predictor, predictor.num_classes, predictor.grid, batch, targets, task)
     else:
         raise ConfigError(f"unknown method {method!r}; {suggest(method, METHODS)}")
     return _describe(predictor, subject, method, wanted, maps[0].float().cpu(), logits[0].float().cpu())
@@ -184,10 +189,11 @@ def _describe(
         check_map(cells, subject.name, method, "the picture")
         return Explanation(map=cells, method=method, view=subject.view)
     shares = predictor.probabilities(logits.numpy())
-    predicted = int(logits.argmax())
+    task = predictor.task
+    predicted = leading_output(predictor, logits)
     target = predicted if wanted is None else wanted
     label = predictor.label(target)
-    check_map(cells, subject.name, method, f"class {label}")
+    check_map(cells, subject.name, method, f"{task.noun[0]} {label}")
     return Explanation(
         map=cells,
         method=method,
@@ -197,7 +203,16 @@ def _describe(
         probability=float(shares[target]),
         predicted=predictor.label(predicted),
         confidence=float(shares[predicted]),
+        task=task,
     )
+
+
+def leading_output(predictor: Predictor, logits: Tensor) -> int:
+    """The output whose reasons are shown unless another is named: the most probable, or the first value."""
+    if predictor.task.explained is not None:
+        return predictor.task.explained
+    # A calibration keeps the order of classes, but scales each of several labels by itself.
+    return int(predictor.probabilities(logits.numpy()).argmax() if predictor.task.labels == "set" else logits.argmax())
 
 
 def check_map(cells: Tensor, name: str, method: str, what: str) -> None:
@@ -221,9 +236,10 @@ def check_map(cells: Tensor, name: str, method: str, what: str) -> None:
 
 
 def target_index(predictor: Predictor, target: int | str | None) -> int | None:
-    """The number of the class that `target` names; numbers may be given as text."""
+    """The number of the class, label or value that `target` names; numbers may be given as text."""
     if target is None:
         return None
+    noun = predictor.task.noun[0]
     count, names = predictor.num_classes, predictor.classes or ()
     if not count:
         raise ConfigError("this model has no head, so there is no class to explain; omit `target=`.")
@@ -231,7 +247,7 @@ def target_index(predictor: Predictor, target: int | str | None) -> int | None:
         return names.index(target)
     if isinstance(target, str) and not target.isdecimal():
         known = suggest(target, names) if names else f"this checkpoint has no names; pass a number below {count}."
-        raise ConfigError(f"unknown class {target!r}; {known}")
+        raise ConfigError(f"unknown {noun} {target!r}; {known}")
     if not 0 <= int(target) < count:
-        raise ConfigError(f"target must be a class number from 0 to {count - 1}, or a name; got {target}.")
+        raise ConfigError(f"target must be a {noun} number from 0 to {count - 1}, or a name; got {target}.")
     return int(target)

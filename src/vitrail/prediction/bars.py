@@ -7,8 +7,7 @@ from PIL import Image
 
 from vitrail.canvas import LIGHT, Theme, figure_bytes, paint
 from vitrail.data.pixels import Picture
-from vitrail.data.preprocess import Preprocess
-from vitrail.data.transform import pixels, to_pil
+from vitrail.data.transform import look_at_picture
 from vitrail.errors import InputError
 from vitrail.wording import cut
 
@@ -52,7 +51,7 @@ def _open(picture: Picture | None) -> Image.Image | None:
     if picture is None:
         return None
     try:
-        image = to_pil(pixels(picture, Preprocess()))
+        image = look_at_picture(picture)
     except (InputError, OSError, ValueError):
         return None
     image.thumbnail((SIDE, SIDE))

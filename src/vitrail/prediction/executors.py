@@ -20,7 +20,7 @@ from vitrail.prediction.job import Job
 from vitrail.prediction.listing import Item, read_items
 from vitrail.prediction.predictor import Predictor, load
 from vitrail.prediction.results import Floats, Named, Request
-from vitrail.prediction.row_tables import Columns, embedding_table, prediction_schema, prediction_table
+from vitrail.prediction.row_tables import columns_of, embedding_table, prediction_schema, prediction_table
 from vitrail.prediction.steps import answer, run_steps
 from vitrail.storage import is_address
 from vitrail.threads import in_chunks, map_in_order
@@ -106,11 +106,7 @@ class UnitWorker:
         if self.job.spec.task == "embed":
             return embedding_table(rows, int(self.job.spec.resolved["width"]))
         request, model = self._request, self.predictor
-        columns = Columns(
-            top_k=min(request.top_k, model.num_classes),
-            label_set=request.coverage is not None,
-            familiarity=model.judges_familiarity,
-        )
+        columns = columns_of(model, request)
         answers = [answer(model, name, value, model.num_classes, request) for name, value in rows]
         return prediction_table(answers, columns, prediction_schema(columns))
 

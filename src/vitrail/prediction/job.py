@@ -78,9 +78,11 @@ class JobSpec:
             for key in {**theirs, **ours}:
                 if theirs.get(key) != ours.get(key):
                     what = "the files of the model" if key == "files" else f"`{'model' if key == 'source' else key}=`"
+                    before, now = (each.get(key) for each in (theirs, ours))
                     raise ConfigError(
-                        f"{where} is a job with other settings: {what} must be {shorten(theirs.get(key))}, as when it "
-                        f"began; got {shorten(ours.get(key))}. Repeat its settings, or write to another place."
+                        f"{where} is a job with other settings: {what} must be "
+                        f"{'omitted' if before is None else shorten(before)}, as when it began; got "
+                        f"{'nothing' if now is None else shorten(now)}. Repeat its settings, or write to another place."
                     )
 
 

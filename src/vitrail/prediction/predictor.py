@@ -10,7 +10,6 @@ from vitrail.data.pixels import Picture, is_one
 from vitrail.data.preprocess import Preprocess
 from vitrail.errors import ConfigError, InputError, WeightsError
 from vitrail.prediction.results import (
-    TOP_K,
     Embedding,
     LazyPredictions,
     Named,
@@ -157,20 +156,24 @@ class Predictor(Metadata):
         self,
         pictures: Picture | Iterable[Picture],
         *,
-        top_k: int = TOP_K,
+        top_k: int | None = None,
         coverage: float | None = None,
         abstain: bool = False,
         batch_size: int | None = None,
     ) -> Prediction | LazyPredictions | Iterator[Prediction]:
-        """The most likely classes of one picture; of several, a sequence that is computed as it is read.
+        """The answer for one picture; for several, a sequence that is computed as it is read.
+
+        It names the five most likely classes, or the labels that apply (`top_k` of them at most), or gives the values
+        that the model measures, as its task is.
 
         For a generator, and whatever else has no length, it is a stream of predictions, each computed only once.
 
         A picture is a path, an encoded file, a PIL picture, an array or a tensor; 4-D arrays and tensors are several.
         Among several, an unreadable one is a `Prediction` with its `error`; a single one raises.
 
-        A calibrated model also gives a set of labels that holds the truth as often as `coverage` says, and tells what
-        is unlike anything seen in training; with `abstain`, such a picture gets no label.
+        A calibrated model also gives a set of labels, or the intervals of its values, that hold the truth as often as
+        `coverage` says, and tells what is unlike anything seen in training; with `abstain`, such a picture gets no
+        answer.
         """
         request = Request(top_k=top_k, coverage=coverage, abstain=abstain)
         if is_one(pictures):
@@ -236,7 +239,8 @@ class Predictor(Metadata):
         return f"<Predictor {self.source or self.origin.source or 'model'}: {self._outline()}, on {self.runtime.name}>"
 
     def _outline(self) -> str:
-        classes = counted(self.num_classes, "class") if self.num_classes else "no classes"
+        noun = self.task.noun
+        classes = counted(self.num_classes, *noun) if self.num_classes else f"no {noun[1]}"
         return f"{classes}, pictures of {'×'.join(map(str, self.preprocess.size))}"
 
     def _repr_markdown_(self) -> str:

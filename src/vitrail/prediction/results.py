@@ -22,10 +22,13 @@ Named = tuple[str, Picture]  # the name of a picture, and the picture
 
 @dataclass(frozen=True, kw_only=True)
 class Prediction:
-    """The most likely classes of one picture, best first; or why there are none.
+    """The answer for one picture, or why there is none.
 
-    What the model cannot tell, or was not asked, is None: label sets and familiarity are for calibrated ones. A model
-    that abstains gives no labels to what is not familiar.
+    Of a model of one class per picture, the labels are the most likely classes, best first; of one of several labels,
+    those that apply, perhaps none; one that measures has values instead.
+
+    What the model cannot tell, or was not asked, is None: label sets, intervals and familiarity are for calibrated
+    ones. A model that abstains gives no answer to what is not familiar.
     """
 
     picture: str  # its path, or its number among the pictures passed
@@ -33,6 +36,8 @@ class Prediction:
     scores: tuple[float, ...] = ()  # probabilities
     indices: tuple[int, ...] = ()  # the indices of these classes in the model's head
     label_set: tuple[str, ...] | None = None  # holds the truth as often as the requested coverage says, best first
+    values: tuple[float, ...] = ()  # in the order of the model's outputs
+    intervals: tuple[tuple[float, float], ...] | None = None  # each holds the true value as often as the coverage says
     familiarity: float | None = None  # the share of validation pictures that are less familiar, from 0 to 1
     familiar: bool | None = None  # False: unlike anything seen in training
     error: str | None = None
@@ -47,6 +52,23 @@ class Prediction:
     def score(self) -> float | None:
         """Its probability."""
         return self.scores[0] if self.scores else None
+
+    @property
+    def value(self) -> float | None:
+        """The only value, or the first."""
+        return self.values[0] if self.values else None
+
+    @property
+    def interval(self) -> tuple[float, float] | None:
+        """What holds the true value as often as the coverage says."""
+        return self.intervals[0] if self.intervals else None
+
+    def describe(self) -> str:
+        """The answer in a few words: the most likely class, the labels that apply, or the values."""
+        if self.values:
+            spans = [f" ({low:.4g} to {high:.4g})" for low, high in self.intervals or ()] or [""] * len(self.values)
+            return ", ".join(f"{value:.4g}{span}" for value, span in zip(self.values, spans, strict=True))
+        return self.label or ""
 
     def _repr_png_(self) -> bytes | None:
         """In a notebook: the picture beside bars of its classes."""
@@ -76,31 +98,38 @@ class Request:
     """What to answer for each picture.
 
     Attributes:
-        top_k: how many classes to name.
-        coverage: also give the set of labels that holds the truth this often.
-        abstain: give no label for what is unlike anything seen in training.
+        top_k: how many labels to give at most; None: five classes, or all labels that apply.
+        coverage: also give the set of labels, or the interval of each value, that holds the truth this often.
+        abstain: give no answer for what is unlike anything seen in training.
     """
 
-    top_k: int = TOP_K
+    top_k: int | None = None
     coverage: float | None = None
     abstain: bool = False
 
     def check(self, facts: Metadata, runtime: Runtime) -> None:
         """Refuse what this model cannot answer, before there are pictures."""
-        if self.top_k < 1:
+        if self.top_k is not None and self.top_k < 1:
             raise ConfigError(f"top_k must be at least 1; got {self.top_k}.")
+        if self.top_k is not None and facts.task.labels == "values":
+            raise ConfigError("is about labels, and this model measures values; omit it.", field="top_k")
         if self.coverage is not None:
-            if facts.trust is None or facts.trust.sets is None:
+            if facts.trust is None:
                 raise ConfigError(f"needs a calibrated model, and this one is not: {CALIBRATE}.", field="coverage")
-            facts.trust.sets.threshold(self.coverage)
+            facts.trust.check_coverage(self.coverage)
         if self.abstain:
             require_familiarity(facts, runtime, "`abstain=`")
+
+    def limit(self, facts: Metadata, count: int) -> int:
+        """The largest number of labels of a picture, of a model with `count` outputs."""
+        usual = TOP_K if facts.task.labels == "class" else count
+        return min(usual if self.top_k is None else self.top_k, count)
 
 
 class Options(TypedDict, total=False):
     """What `Predictor.predict` takes beside pictures, for editors."""
 
-    top_k: int
+    top_k: int | None
     coverage: float | None
     abstain: bool
     batch_size: int | None
@@ -177,7 +206,7 @@ class LazyPredictions(Sequence[Prediction]):
         lines = ["| picture | prediction | probability |", "|---|---|--:|"]
         for row in self[:SHOWN]:
             score = "" if row.score is None else f"{row.score:.1%}"
-            lines.append(f"| {markdown_cell(row.picture)} | {markdown_cell(row.error or row.label or '')} | {score} |")
+            lines.append(f"| {markdown_cell(row.picture)} | {markdown_cell(row.error or row.describe())} | {score} |")
         more = len(self) - SHOWN
         return "\n".join([*lines, *(["", f"… and {counted(more, 'more picture')}"] if more > 0 else [])])
 

@@ -69,22 +69,8 @@ def answer(facts: Metadata, name: str, numbers: Floats | str, num_classes: int, 
     familiar = None if familiarity is None else bool(is_familiar(familiarity))
     if request.abstain and not familiar:
         return Prediction(picture=name, familiarity=familiarity, familiar=familiar)
-    scores = facts.probabilities(logits)
-    order = np.argsort(-scores, kind="stable")
-    best = order[: request.top_k]
-    label_set = None
-    if request.coverage is not None and facts.trust is not None and facts.trust.sets is not None:
-        size = int(facts.trust.sets.sizes(scores[None], request.coverage)[0])
-        label_set = tuple(facts.label(int(index)) for index in order[:size])
-    return Prediction(
-        picture=name,
-        labels=tuple(facts.label(int(index)) for index in best),
-        scores=tuple(scores[best].tolist()),
-        indices=tuple(best.tolist()),
-        label_set=label_set,
-        familiarity=familiarity,
-        familiar=familiar,
-    )
+    answered = facts.answer(logits, top_k=request.limit(facts, num_classes), coverage=request.coverage)
+    return Prediction(picture=name, familiarity=familiarity, familiar=familiar, **answered._asdict())
 
 
 def run_steps(

@@ -16,7 +16,7 @@ from vitrail.evaluation.robustness import Robustness
 from vitrail.registry import labels_of
 from vitrail.tasks.task import make_task
 from vitrail.training.curves import Choice, EpochRow, best_row
-from vitrail.wording import SHARES, counted, cut, show_metric
+from vitrail.wording import SHARES, counted, cut, name_metric, show_metric
 
 STYLES = ("first", "second", "third", "fourth")  # of curves
 MOST_CLASSES = 40  # rows of a table
@@ -51,7 +51,7 @@ def data_section(dataset: Dataset, split_from: str = "", check: Sequence[Block] 
     total = sum(map(len, labels.values()))
     origin = " Splits that the data did not have were made by vitrail, from names and a seed."
     origin = f" Splits: {split_from}." if split_from else origin if dataset.made_split else ""
-    text = f"{dataset.name}: {total:,} pictures, {counted(len(dataset.classes), *nouns_of(dataset))}.{origin}"
+    text = f"{dataset.name}: {total:,} pictures, {dataset.described_outputs}.{origin}"
     has_values = labels_of(dataset.task) == "values"
     blocks = _value_blocks(dataset, labels) if has_values else [_count_table(dataset, labels)]
     return Section("Data", [Paragraph(text), *blocks, *check])
@@ -168,7 +168,7 @@ def _metric_plots(evaluated: Sequence[EpochRow], choice: Choice, kept: EpochRow)
         mark = (kept.epoch, kept.metrics[name]) if name == choice.metric else None
         curve = Curve("validation", points, style="second", mark=mark)
         if points:
-            plots.append(Plot(f"Validation {name.replace('_', ' ')}", [curve], percent=name in SHARES))
+            plots.append(Plot(f"Validation {name_metric(name)}", [curve], percent=name in SHARES))
     return plots
 
 

@@ -182,8 +182,9 @@ def measure(
                 outcomes[way] = replace(outcomes[way], top1=agreement, export=converter.int8.path)
             elif way.precision == "bf16" and converter.own.num_classes:
                 some = images[: max(2, int(AGREE_SECONDS / picture_seconds))]
-                same = _agree(*(pool.submit(each.logits, some).result() for each in (own, runtimes[way])))
-                outcomes[way] = replace(outcomes[way], top1=same.top1, pictures=same.pictures)
+                ours, theirs = (pool.submit(each.logits, some).result() for each in (own, runtimes[way]))
+                same = converter.loaded.task.same_answers(ours, theirs, converter.loaded.trust)
+                outcomes[way] = replace(outcomes[way], top1=float(same.mean()), pictures=len(same))
     return tuple(outcomes[way] for way in ways)
 
 
@@ -247,12 +248,12 @@ def choose(
         return Choice(converter.open(ways[0]))
     plain, best = decision.outcomes[0], decision.best
     if best is plain:
-        return Choice(converter.open(ways[0]), decision.describe() if is_new else "")
+        return Choice(converter.open(ways[0]), decision.describe(checkpoint.task.same) if is_new else "")
     saved = float("inf") if count is None else count * (plain.seconds - best.seconds)
     if not is_new and saved < _opening_seconds(converter, ways):
         return Choice(converter.open(ways[0]))
     try:
-        return Choice(converter.open(Way(best.runtime, best.precision)), decision.describe())
+        return Choice(converter.open(Way(best.runtime, best.precision)), decision.describe(checkpoint.task.same))
     except Exception as error:  # a cache may be removed, a disk full
         return Choice(converter.open(ways[0]), f"{best.label} cannot be used now ({reason(error)[:200]})")
 

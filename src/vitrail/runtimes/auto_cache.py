@@ -42,7 +42,7 @@ class Outcome:
     precision: NumberFormat
     seconds: float = 0.0  # for one picture, when all cores are busy; 0 if there is a problem
     difference: float = 0.0  # the largest from float32 in torch, relative to the largest number
-    top1: float = 1.0  # the share of `pictures` with the same class as in float32
+    top1: float = 1.0  # the share of `pictures` with the same answer as in float32
     pictures: int = 0  # that were compared for `top1`
     export: str = ""  # of int8: the path of the export; `top1` is then what was measured when it was made
     problem: str = ""  # why it cannot be used
@@ -70,18 +70,18 @@ class Decision:
                 best = fastest
         return best
 
-    def describe(self) -> str:
-        """One line for people: what is taken, and why."""
+    def describe(self, same: str) -> str:
+        """One line for people: what is taken, and why; `same` is what pictures get where answers agree."""
         best, plain = self.best, self.outcomes[0]
         if best is plain:
             others = [_compare(each, plain) for each in self.outcomes[1:]]
             return f"staying on {plain.label}; here {', '.join(others)} (measured)"
         text = f"running on {best.label}, {plain.seconds / best.seconds:.2f}× {plain.label} here (measured)"
         if best.export:
-            text += f"; {best.export} gave {best.top1:.1%} of held-out pictures the same class as float32"
+            text += f"; {best.export} gave {best.top1:.1%} of held-out pictures {same} as float32"
         elif best.precision == "bf16" and plain.precision != "bf16":
-            same = f"the same class as in float32 for {best.top1:.0%} of {counted(best.pictures, 'picture')}"
-            text += f"; {same if best.pictures else f'differs by up to {best.difference:.1e} of the largest number'}"
+            agrees = f"{same} as in float32 for {best.top1:.0%} of {counted(best.pictures, 'picture')}"
+            text += f"; {agrees if best.pictures else f'differs by up to {best.difference:.1e} of the largest number'}"
         return text
 
 

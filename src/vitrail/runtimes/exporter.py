@@ -19,7 +19,7 @@ from vitrail.files import atomic_path
 from vitrail.registry import RUNTIMES, GraphPrecision
 from vitrail.runtimes.graph import Graph, GraphOptions
 from vitrail.runtimes.manifest import Manifest
-from vitrail.runtimes.runtime import backend_of
+from vitrail.runtimes.runtime import Floats, backend_of
 from vitrail.schema import to_dict
 from vitrail.weights.adapt import adapt
 from vitrail.weights.checkpoint import Checkpoint
@@ -87,7 +87,7 @@ def prepare_export(checkpoint: Checkpoint, options: GraphOptions, weights_sha256
     sha256 = fingerprint(checkpoint.tensors) if weights_sha256 is None else weights_sha256
     if not options.dynamic_size:
         checkpoint = fit_to_pictures(checkpoint)
-    graph = Graph(checkpoint.build(), checkpoint.preprocess, options, checkpoint.trust, checkpoint.scores).eval()
+    graph = Graph(checkpoint.build(), checkpoint, options).eval()
     manifest = Manifest(
         facts=Metadata(**checkpoint.facts()),
         num_classes=checkpoint.config.num_classes,
@@ -137,8 +137,21 @@ def prove(exported: Exported, draft: Path, target: str, pictures: Sequence[Path]
         except Exception as error:  # each runtime has kinds of its own
             said = in_one_line(error)[:300]
             raise WeightsError(f"{target} cannot run the export: {said} Nothing was written.") from error
-        agreements.append(agree(ours, _by_name(names, theirs), tolerance, f"the export, run by {target},"))
+        found = _by_name(names, theirs)
+        agreement = agree(ours, found, tolerance, f"the export, run by {target},")
+        if agreement.what == exported.manifest.scores:
+            same = share_of_same(exported.manifest, *(rows[agreement.what].numpy() for rows in (ours, found)))
+            agreement = replace(agreement, top1=same)
+        agreements.append(agreement)
     return join_agreements(agreements)
+
+
+def share_of_same(manifest: Manifest, expected: Floats, actual: Floats) -> float:
+    """The share of pictures that get the same answer, of rows of the graph's own scores."""
+    facts = manifest.facts
+    if manifest.gives_answers:
+        expected, actual = facts.restore(expected), facts.restore(actual)
+    return float(facts.task.same_answers(expected, actual, facts.trust).mean())
 
 
 def join_agreements(parts: Sequence[Agreement]) -> Agreement:

@@ -27,8 +27,8 @@ from vitrail.model.attention import NOTHING, Attention, LayerMix, Mix, fused, pr
 from vitrail.model.block import Block
 from vitrail.model.positions import OFFSETS
 from vitrail.model.relative import Relation
-from vitrail.runtimes.manifest import FEATURES, LOGITS, PROBABILITIES
-from vitrail.tasks.one import FLOOR, OneTrust, Scores
+from vitrail.runtimes.manifest import FEATURES, LOGITS
+from vitrail.weights.metadata import Metadata
 
 FORM = 2  # raised when graphs are written another way: what was kept and measured before is then made anew
 
@@ -111,6 +111,11 @@ def check_resizable(spec: Preprocess) -> None:
     if spec.channels != 3:
         raise ConfigError(
             f"the preprocessing can be exported for RGB pictures; this model has {spec.channels} channels."
+        )
+    if spec.value_range is not None:
+        raise ConfigError(
+            "the preprocessing can be exported for pictures of 8 bits; this model has a value_range for deeper ones: "
+            "export without the preprocessing."
         )
 
 
@@ -210,20 +215,13 @@ class GraphOptions:
 class Graph(nn.Module):
     """Pictures → the outputs in the order of `outputs`."""
 
-    def __init__(
-        self,
-        model: ViT,
-        spec: Preprocess,
-        options: GraphOptions,
-        trust: OneTrust | None = None,
-        scores: Scores = "softmax",
-    ) -> None:
+    def __init__(self, model: ViT, facts: Metadata, options: GraphOptions) -> None:
         super().__init__()
-        self.model, self.spec, self.options, self.trust, self.scores = model, spec, options, trust, scores
+        self.model, self.facts, self.options = model, facts, options
         self.mix: LayerMix | None = None  # what attends instead of the fused kernel
         self.layers = tuple(dict.fromkeys(model.layer_index(layer) for layer in options.attention))
         if options.with_preprocess:
-            check_resizable(spec)
+            check_resizable(facts.preprocess)
         positions = model.config.positions
         if options.dynamic_size and positions.kind == "learned" and positions.resample in OFFSETS:
             raise ConfigError(
@@ -235,32 +233,22 @@ class Graph(nn.Module):
     @property
     def outputs(self) -> tuple[str, ...]:
         """The names of what it gives: scores if there are classes, then features, then attention."""
-        scores = PROBABILITIES if self.options.with_preprocess else LOGITS
+        scores = self.facts.task.output if self.options.with_preprocess else LOGITS
         head = (scores,) if self.model.config.num_classes else ()
         return (*head, FEATURES, *(f"attention_{layer}" for layer in self.layers))
 
     def forward(self, images: Tensor) -> tuple[Tensor, ...]:
         if self.options.with_preprocess:
-            images = prepare_in_graph(images, self.spec)
+            images = prepare_in_graph(images, self.facts.preprocess)
         if self.layers:
             trace = self.model.trace(images, attention=AttentionQuery(layers=self.layers))
             logits, features, maps = trace.logits, trace.features, [trace.attention[layer] for layer in self.layers]
         else:
             features = self.model.features(images, mix=self.mix)
             logits, maps = self.model.classify(features), []
-        scores = self._probabilities(logits) if self.options.with_preprocess else logits
+        scores = self.facts.graph(logits) if self.options.with_preprocess else logits
         head = (scores,) if self.model.config.num_classes else ()
         return (*head, features, *maps)
-
-    def _probabilities(self, logits: Tensor) -> Tensor:
-        """As `probabilities` of `tasks/one.py` makes them."""
-        if self.trust is None:
-            return logits.sigmoid() if self.scores == "sigmoid" else logits.softmax(dim=-1)
-        shares = (logits / self.trust.temperature).softmax(dim=-1)
-        if not self.trust.smoothing:
-            return shares
-        left = torch.maximum(shares - self.trust.smoothing / logits.shape[-1], FLOOR * shares)
-        return left / left.sum(dim=-1, keepdim=True)
 
     @contextmanager
     def written_out(self) -> Generator[None]:

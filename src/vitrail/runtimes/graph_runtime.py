@@ -9,10 +9,9 @@ import numpy as np
 from vitrail.data.pixels import Array
 from vitrail.data.preprocess import Preprocess
 from vitrail.errors import ConfigError, InputError, WeightsError
-from vitrail.runtimes.manifest import FEATURES, PROBABILITIES, Manifest
+from vitrail.runtimes.manifest import FEATURES, Manifest
 from vitrail.runtimes.runtime import Floats, Run, batch_for, compute_divided, run_in_pieces
 from vitrail.schema import from_dict
-from vitrail.tasks.one import restore_logits
 from vitrail.threads import cores_of_this_thread, num_cores
 
 FOREIGN_PATCH = 16  # pixels
@@ -55,7 +54,7 @@ class ExportedRuntime:
         return from_dict(ViTConfig, config, "config").grid_of(size)
 
     def logits(self, images: Floats) -> Floats:
-        """Logits; of a graph that gives probabilities, those that have the same, calibrated or not."""
+        """Logits; of a graph that gives what they mean, such as probabilities, those that mean the same."""
         return self._as_logits(self._outputs(images, self.manifest.scores)[0])
 
     def features(self, images: Floats) -> Floats:
@@ -82,9 +81,7 @@ class ExportedRuntime:
         return [rows[self.manifest.outputs.index(name)] for name in names]
 
     def _as_logits(self, scores: Floats) -> Floats:
-        if self.manifest.scores != PROBABILITIES:
-            return scores
-        return restore_logits(scores, self.manifest.facts.trust, self.manifest.facts.scores).astype(np.float32)
+        return self.manifest.facts.restore(scores).astype(np.float32) if self.manifest.gives_answers else scores
 
     def _run(self, images: Floats) -> Sequence[Floats]:
         cores = cores_of_this_thread()

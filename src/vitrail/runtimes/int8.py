@@ -162,7 +162,7 @@ class _Sweep:
             reference = Candidate("float32", job.plain, job.target, job.manifest)
             for part, pictures in self._pictures.items():
                 expected = reference.logits(pictures)
-                check_telling(pictures, expected, job.goal)
+                check_telling(pictures, expected, job.goal, job.manifest.facts)
                 self._expected[part] = expected
                 self.trials.append(reference.try_on(pictures, part, expected)[0])
 
@@ -213,17 +213,21 @@ def _write_controlled(job: Int8Job, method: Method, path: Path) -> None:
     choosing, max_loss = job.calibration.choosing, job.goal.max_loss
     scores = job.manifest.outputs.index(job.manifest.scores)
     by_accuracy = max_loss is not None and choosing.targets is not None
-    answers: list[int] = choosing.targets.tolist() if by_accuracy and choosing.targets is not None else []
+    facts = job.manifest.facts
+    expected: list[Floats] = []  # of float32, whose pass is the first
 
     def validate(compiled: Any, indices: Iterable[int]) -> tuple[float, list[list[Floats]]]:
         rows: list[list[Floats]] = []
         hits: list[bool] = []
         for index in indices:
-            logits: Floats = compiled([choosing.one(index)])[scores][0]
-            if len(answers) <= index:  # the first pass is that of float32
-                answers.append(int(logits.argmax()))
-            rows.append([logits])
-            hits.append(int(logits.argmax()) == answers[index])
+            logits: Floats = compiled([choosing.one(index)])[scores]
+            if len(expected) <= index:
+                expected.append(logits)
+            rows.append([logits[0]])
+            if by_accuracy and choosing.targets is not None:
+                hits.append(int(logits.argmax()) == choosing.targets[index])
+            else:
+                hits.append(bool(facts.task.same_answers(expected[index], logits, facts.trust)[0]))
         return float(np.mean(hits)), rows
 
     settings = _openvino_settings(method, job.calibration.ranges)

@@ -15,6 +15,7 @@ from vitrail.errors import ConfigError, DataError
 from vitrail.runtimes.manifest import Manifest
 from vitrail.runtimes.runtime import Floats, backend_of, batch_for
 from vitrail.timing import repeat
+from vitrail.weights.metadata import Metadata
 from vitrail.weights.resolve import files_of
 from vitrail.wording import counted
 
@@ -30,7 +31,7 @@ Integers = np.ndarray[Any, np.dtype[np.int64]]
 class Goal:
     """What an 8-bit export must reach to be accepted: one of the two."""
 
-    agreement: float = AGREEMENT  # share of held-out pictures that get the same class as in float32
+    agreement: float = AGREEMENT  # share of held-out pictures that get the same answer as in float32
     max_loss: float | None = None  # percentage points of accuracy
 
     def __post_init__(self) -> None:
@@ -95,7 +96,7 @@ class Trial:
     method: str
     part: str  # choosing or accepting: which pictures it was measured on
     pictures: int
-    agreement: float  # share with the same class as in float32
+    agreement: float  # share with the same answer as in float32
     accuracy: float | None  # None where the classes are unknown
     megabytes: float
     milliseconds: float  # for one picture, on all cores
@@ -130,6 +131,7 @@ class Candidate:
     def __init__(self, method: str, path: Path, target: str, manifest: Manifest) -> None:
         self.method, self.path = method, path
         self._run = backend_of(target).open_draft(path)
+        self._facts = manifest.facts
         self._scores = manifest.outputs.index(manifest.scores)
         self._batch = batch_for(manifest.tokens)
         self._milliseconds: float | None = None
@@ -139,13 +141,13 @@ class Candidate:
 
     def try_on(self, pictures: ByteImages, part: str, expected: Floats) -> tuple[Trial, Floats]:
         """The figures beside the logits of float32, and its own logits."""
-        logits = self.logits(pictures)
+        logits, facts = self.logits(pictures), self._facts
         answers = logits.argmax(axis=1)
         trial = Trial(
             method=self.method,
             part=part,
             pictures=len(pictures),
-            agreement=float((answers == expected.argmax(axis=1)).mean()),
+            agreement=float(facts.task.same_answers(expected, logits, facts.trust).mean()),
             accuracy=None if pictures.targets is None else float((answers == pictures.targets).mean()),
             megabytes=size_of(self.path) / 1e6,
             milliseconds=self._time(pictures),
@@ -163,22 +165,23 @@ class Candidate:
         return self._milliseconds
 
 
-def check_telling(pictures: ByteImages, expected: Floats, goal: Goal) -> None:
+def check_telling(pictures: ByteImages, expected: Floats, goal: Goal, facts: Metadata) -> None:
     """Raise where agreement would prove nothing: the pictures are noise, or one answer would do for all of them."""
     if _relation(pictures.pixels) < NOISE:
         raise DataError(
             "the held-out pictures are noise: neighbouring pixels have nothing in common, so they cannot show what 8 "
             "bits do to real pictures; calibrate with pictures like those that the model will see."
         )
-    answers = expected.argmax(axis=1)
-    constant = max(Counter(answers.tolist()).values()) / len(answers)
+    noun, nouns = facts.task.noun
+    constant = _most_common(expected, facts)
     if constant >= goal.agreement:
         raise DataError(
-            f"the model gives the same class to {constant:.1%} of {counted(len(answers), 'held-out picture')}, so a "
-            "graph that always gave this class would be accepted; calibrate with more pictures, of several classes."
+            f"the model gives {facts.task.same} to {constant:.1%} of {counted(len(expected), 'held-out picture')}, so "
+            f"a graph that always gave this {noun} would be accepted; calibrate with more pictures, of several {nouns}."
         )
     if pictures.targets is None:
         return
+    answers = expected.argmax(axis=1)
     accuracy = float((answers == pictures.targets).mean())
     most = max(Counter(pictures.targets.tolist()).values()) / len(answers)
     if accuracy <= most and accuracy < goal.agreement:
@@ -187,6 +190,14 @@ def check_telling(pictures: ByteImages, expected: Floats, goal: Goal) -> None:
             f"than one answer for all of them would be ({most:.1%}): the labels are not what this model learned. Pass "
             "its own kind of data, or a folder of pictures without labels."
         )
+
+
+def _most_common(expected: Floats, facts: Metadata) -> float:
+    """The largest share of pictures for which one of their answers would do."""
+    return max(
+        float(facts.task.same_answers(expected, np.broadcast_to(row, expected.shape), facts.trust).mean())
+        for row in expected
+    )
 
 
 def _relation(pixels: Bytes) -> float:

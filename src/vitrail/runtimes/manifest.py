@@ -14,9 +14,10 @@ from vitrail.schema import from_dict, to_dict
 from vitrail.weights.metadata import Metadata, name_classes, read_class_names
 
 KEY = "vitrail"  # under which an export keeps it
-VERSION = 2
-BEFORE_TRUST = 1  # what an uncalibrated model's export still is, so that older readers read it
-IMAGES, LOGITS, PROBABILITIES, FEATURES = "images", "logits", "probabilities", "features"
+VERSION = 3
+# What exports of one class per picture still are, so that older readers read them: with a calibration, and without.
+BEFORE_TASKS, BEFORE_TRUST = 2, 1
+IMAGES, LOGITS, FEATURES = "images", "logits", "features"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,16 +33,22 @@ class Manifest:
     config: str = "{}"  # the model's config, as JSON
     weights_sha256: str = ""  # of the weights that were exported
     graph_crc32: int = 0  # of the numbers in the graph, so that a damaged file is an error
-    agreement: float = 1.0  # the share of held-out pictures that get the same class as before 8 bits
+    agreement: float = 1.0  # the share of held-out pictures that get the same answer as before 8 bits
 
     def to_json(self) -> str:
-        version = BEFORE_TRUST if self.facts.trust is None else VERSION
+        version = BEFORE_TRUST if self.facts.trust is None else BEFORE_TASKS
+        version = version if self.facts.task.kind == "one" else VERSION
         return json.dumps({"version": version, **to_dict(self)}, ensure_ascii=False)
 
     @property
     def scores(self) -> str:
-        """The output that says which class it is."""
-        return PROBABILITIES if PROBABILITIES in self.outputs else LOGITS
+        """The output that has the answer."""
+        return self.facts.task.output if self.gives_answers else LOGITS
+
+    @property
+    def gives_answers(self) -> bool:
+        """Whether the graph gives what logits mean instead of them."""
+        return self.facts.task.output in self.outputs
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,6 +81,7 @@ def read_manifest(text: str, path: Path) -> Manifest:
         )
     try:
         manifest = from_dict(Manifest, values, "manifest")
+        manifest.facts.task.check(manifest.num_classes, manifest.facts.trust)
         if manifest.facts.trust is not None and manifest.facts.trust.familiarity is not None:
             config = json.loads(manifest.config)
             pooled = config["width"] * config.get("summary_tokens", 1)

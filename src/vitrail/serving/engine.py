@@ -32,6 +32,7 @@ Asked = Mapping[str, Any]  # what is asked about one picture
 Answered = dict[str, Any]
 FORMATS = ("JPEG", "PNG", "WEBP")  # that are accepted
 SERVED_BATCH = 4  # pictures in a call to choose the runtime by: under load more come together, else fewer
+SEPARATOR = " | "  # between the labels of one picture
 ATTEMPTS = 5  # to read files that are being written
 LARGEST = 1e4  # of a prepared picture's numbers, which are rarely above 3: beyond it, no finite answer is our mistake
 SHORTEST_VERSION = 12  # characters of a checksum that make a version
@@ -94,8 +95,11 @@ class Engine:
         return {
             "version": self.sha256[:SHORTEST_VERSION],
             "sha256": self.sha256,
+            "task": predictor.task.kind,
+            "output": predictor.task.output,
             "classes": predictor.num_classes,
             "labels": [predictor.label(index) for index in range(predictor.num_classes)],
+            "thresholds": predictor.task.thresholds(predictor.trust, predictor.num_classes),
             "image_size": list(predictor.preprocess.size),
             "channels": predictor.preprocess.channels,
             "grid": list(predictor.grid) if has_torch else None,
@@ -105,7 +109,8 @@ class Engine:
             "precision": precision,
             "explains": bool(methods),
             "methods": list(methods),
-            "temperature": None if predictor.trust is None else predictor.trust.temperature,
+            "temperature": None if predictor.trust is None else predictor.trust.facts().get("temperature"),
+            "highest_coverage": None if predictor.trust is None else predictor.trust.facts().get("highest_coverage"),
             "notes": [*predictor.notes, *self.notes],
         }
 
@@ -201,11 +206,10 @@ class Engine:
         if item["want"] == "top":
             return self._name(item, row)
         logits = row[: self.predictor.num_classes]
-        named = self.predictor.name_scores(logits, Request(top_k=len(logits)))
-        scores = np.empty(len(logits), dtype="<f4")
-        scores[list(named.indices)] = named.scores
-        results += [np.ascontiguousarray(logits, dtype="<f4").tobytes(), scores.tobytes()]
-        return {"label": named.label}
+        meanings = np.ascontiguousarray(self.predictor.probabilities(logits), dtype="<f4")
+        results += [np.ascontiguousarray(logits, dtype="<f4").tobytes(), meanings.tobytes()]
+        labels = self.predictor.name_scores(logits).labels
+        return {"label": SEPARATOR.join(labels) if self.predictor.task.labels == "set" else next(iter(labels), "")}
 
     def _name(self, item: Asked, row: Floats) -> Answered:
         """The most likely labels, and what the model's calibration says about them."""
@@ -216,6 +220,8 @@ class Engine:
         return {
             "labels": [list(each) for each in zip(named.labels, named.indices, named.scores, strict=True)],
             "label_set": named.label_set,
+            "values": named.values,
+            "intervals": named.intervals,
             "familiarity": named.familiarity,
             "familiar": named.familiar,
         }

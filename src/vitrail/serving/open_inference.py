@@ -23,7 +23,8 @@ from vitrail.wording import counted
 
 HEADER_LENGTH = "inference-header-content-length"
 PICTURE, IMAGES = "picture", "images"
-OUTPUTS = {"logits": "FP32", "probabilities": "FP32", "label": "BYTES"}
+OUTPUTS = {"logits": "FP32", "probabilities": "FP32", "values": "FP32", "label": "BYTES"}
+USUAL = ("logits", "probabilities", "label")  # of a model with classes or labels; one that measures has values
 NAMED = ("not_ready", "unknown_model")  # errors of a route that names a model
 MODEL = parameter("model", {"type": "string"}, "The model's name.", "path")
 VERSION = parameter("version", {"type": "string", "maxLength": 64}, "As /v2/models/{model} lists it.", "path")
@@ -56,8 +57,11 @@ class Inference:
     outputs: list[tuple[str, bool]]  # name, and whether it is wanted in binary
 
 
-def read_inference(body: bytes, header_length: str | None, most: int) -> Inference:
-    """The request in a body, whose JSON part, with a tensor of `most` numbers, may be followed by a raw one."""
+def read_inference(body: bytes, header_length: str | None, most: int, names: Sequence[str] = USUAL) -> Inference:
+    """The request in a body, whose JSON part, with a tensor of `most` numbers, may be followed by a raw one.
+
+    `names` are the outputs that the model has.
+    """
     text, rest = body, b""
     if header_length is not None:
         if not header_length.isdecimal() or len(header_length) > 18 or int(header_length) > len(body):
@@ -73,12 +77,14 @@ def read_inference(body: bytes, header_length: str | None, most: int) -> Inferen
     if rest:
         raise Problem("unreadable_body", f"{len(rest):,} bytes belong to no input.")
     binary = content.get("parameters", {}).get("binary_data_output", False)
-    requested: list[dict[str, Any]] = content.get("outputs") or [{"name": name} for name in OUTPUTS]
+    requested: list[dict[str, Any]] = content.get("outputs") or [{"name": name} for name in names]
     outputs: dict[str, bool] = {}
     for each in requested:
         parameters = each.get("parameters", {})
         if parameters.get("classification"):
             raise invalid("the classification extension is not supported; ask for the output label.")
+        if each["name"] not in names:
+            raise invalid(f"this model has no output {each['name']}, only {', '.join(names)}.")
         if each["name"] in outputs:
             raise invalid("an output is requested twice.")
         outputs[each["name"]] = bool(parameters.get("binary_data", binary))
@@ -197,7 +203,7 @@ async def show_model(call: Call) -> Response:
                 {"name": PICTURE, "datatype": "BYTES", "shape": [-1]},
                 {"name": IMAGES, "datatype": "FP32", "shape": [-1, *_image_shape(host)]},
             ],
-            "outputs": [_output(name, -1, host.facts["classes"]) for name in OUTPUTS],
+            "outputs": [_output(name, -1, host.facts["classes"]) for name in _outputs_of(host)],
         }
     )
 
@@ -215,7 +221,7 @@ async def infer(call: Call) -> Response:
         raise invalid(f"{host.name} has no classes.", "Use /v1/embed.")
     body = await read_body(call.request, call.settings)
     most = call.settings.max_pictures * prod(_image_shape(host))
-    asked = read_inference(body, call.request.headers.get(HEADER_LENGTH), most)
+    asked = read_inference(body, call.request.headers.get(HEADER_LENGTH), most, _outputs_of(host))
     queries = _queries(asked.input, host, call.settings)
     call.exchange.pictures = len(queries)
     answers = await call.service.ask(call.request, host, "logits", queries)
@@ -277,6 +283,10 @@ def _image_shape(host: Host) -> list[int]:
     return [host.facts["channels"], *host.facts["image_size"]]
 
 
+def _outputs_of(host: Host) -> Sequence[str]:
+    return ("values",) if host.facts["output"] == "values" else USUAL
+
+
 def _output(name: str, count: int, classes: int) -> dict[str, Any]:
     shape = [count] if name == "label" else [count, classes]
     return {"name": name, "datatype": OUTPUTS[name], "shape": shape}
@@ -291,7 +301,7 @@ def _respond(name: str, model: ModelFacts, asked: Inference, answers: list[Answe
             values = [answer.facts["label"] for answer in answers]
             data = pack_texts(values) if is_binary else b""
         else:
-            data = b"".join(answer.blobs[list(OUTPUTS).index(output)] for answer in answers)
+            data = b"".join(answer.blobs[0 if output == "logits" else 1] for answer in answers)
             values = [] if is_binary else floats(data).tolist()
         if is_binary:
             facts["parameters"] = {"binary_data_size": len(data)}

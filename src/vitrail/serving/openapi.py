@@ -73,7 +73,7 @@ _INPUT = _object(
     parameters=_PARAMETERS,
     data=_VALUES,
 )
-_OUTPUT = _object("parameters", name={"enum": ["logits", "probabilities", "label"]}, parameters=_PARAMETERS)
+_OUTPUT = _object("parameters", name={"enum": ["logits", "probabilities", "values", "label"]}, parameters=_PARAMETERS)
 
 SCHEMAS: Schema = {
     "Problem": _object(error=reference("Error")),
@@ -84,7 +84,8 @@ SCHEMAS: Schema = {
         name=_TEXT,
         version=_about(_TEXT, "The beginning of its sha256."),
         sha256=_about(_TEXT, "Of the model's file."),
-        classes=_about(_COUNT, "0: it gives embeddings only."),
+        task=_about(_TEXT, "What it answers: one (class), several (labels) or number (values), or a task of your own."),
+        classes=_about(_COUNT, "How many classes, labels or values it has; 0: it gives embeddings only."),
         image_size=_about(_PAIR, "Height and width of its input."),
         grid=_about(_or_null(_PAIR), "Rows and columns of patches."),
         depth=_or_null(_COUNT),
@@ -93,10 +94,18 @@ SCHEMAS: Schema = {
         precision=_TEXT,
         explains=_about({"type": "boolean"}, "Whether /v1/explain and /v1/attention take it."),
         methods=_about(_list(_TEXT), "The methods of /v1/explain that it has."),
-        temperature=_about(_or_null(_NUMBER), "Of its calibration, if it has one."),
+        temperature=_about(_or_null(_NUMBER), "Of the calibration of a model of one class per picture."),
+        highest_coverage=_about(_or_null(_NUMBER), "The largest `coverage` that its calibration promises."),
     ),
     "Labels": _object(
-        model=_TEXT, version=_TEXT, sha256=_TEXT, labels=_about(_list(_TEXT), "In the order of the logits.")
+        model=_TEXT,
+        version=_TEXT,
+        sha256=_TEXT,
+        task=_TEXT,
+        labels=_about(_list(_TEXT), "Of the classes, labels or values, in the order of the model's outputs."),
+        thresholds=_about(
+            _or_null(_list(_PROBABILITY)), "Of several labels: the probabilities from which each applies."
+        ),
     ),
     "Answering": _object(name=_TEXT, version=_TEXT, sha256=_TEXT, runtime=_TEXT),
     "Milliseconds": _object(
@@ -110,10 +119,19 @@ SCHEMAS: Schema = {
         index=_about(_COUNT, "The number of the class."),
         score=_about({"type": "number", "minimum": 0, "maximum": 1.000001}, "Its probability."),
     ),
+    "Target": _object(
+        label=_TEXT,
+        index=_about(_COUNT, "The number of the class, label or value."),
+        score=_about(_NUMBER, "Its probability, or the value itself."),
+    ),
     "Prediction": _object(
         picture=_NAME_OF_PICTURE,
-        labels=_about(_list(_LABEL), "The most likely first."),
+        labels=_about(_list(_LABEL), "The most likely first: the likeliest classes, or all labels that apply."),
         label_set=_about(_or_null(_list(_TEXT)), "With `coverage`: labels that contain the right one this often."),
+        values=_about(_list(_NUMBER), "Of a model that measures, in the order of /v1/labels; empty for others."),
+        intervals=_about(
+            _or_null(_list(_list(_NUMBER, 2))), "With `coverage`: what holds the true value this often, for each value."
+        ),
         familiarity=_about(_or_null(_PROBABILITY), "The share of validation pictures that are less familiar."),
         familiar=_about(_or_null({"type": "boolean"}), "Whether it is like the pictures seen in training."),
         error=_FAILED,
@@ -124,8 +142,9 @@ SCHEMAS: Schema = {
     "Explained": _object(
         **_HEADING,
         method=_about(_TEXT, "The one that was used."),
-        target=_about(_or_null(_LABEL), "The class that is explained, if the method depends on one."),
-        labels=_about(_list(_LABEL), "The most likely classes."),
+        target=_about(_or_null(reference("Target")), "What is explained, if the model has classes, labels or values."),
+        labels=_about(_list(_LABEL), "The most likely classes, or the labels that apply."),
+        values=_about(_list(_NUMBER), "Of a model that measures."),
         **_GEOMETRY,
         map=_about(_list(_list(_PROBABILITY)), "How much each patch counts, row by row; the largest is 1."),
         **_TIMES,

@@ -28,7 +28,6 @@ from vitrail.explanation.saliency import (
     open_subject,
 )
 from vitrail.prediction import Predictor
-from vitrail.prediction.results import TOP_K, Request
 
 AUTO = "auto"
 LONGEST = 1280  # pixels of the longer side of a drawn overlay
@@ -65,16 +64,17 @@ def explain_picture(
         explanation = explain_by(predictor, subject, candidates[-1], target, layers, heads)
     if as_png:
         return _png(subject, explanation.map)
-    answer: dict[str, Any] = {"method": explanation.method, "target": None, "labels": []}
-    if explanation.target is not None:
+    answer: dict[str, Any] = {"method": explanation.method, "target": None, "labels": [], "values": []}
+    if (target_index := explanation.target) is not None:
         logits = predictor.runtime.logits(subject.image[None].numpy())[0]
-        named = predictor.name_scores(logits, Request(top_k=len(logits)))
-        labels = [
+        named = predictor.name_scores(logits)
+        score = float(predictor.probabilities(logits)[target_index])
+        answer["target"] = {"label": explanation.label, "index": target_index, "score": score}
+        answer["labels"] = [
             {"label": label, "index": index, "score": score}
             for label, index, score in zip(named.labels, named.indices, named.scores, strict=True)
         ]
-        answer["target"] = labels[named.indices.index(explanation.target)]
-        answer["labels"] = labels[:TOP_K]
+        answer["values"] = named.values
     cells = [[round(value, DIGITS) for value in row] for row in scale_map(explanation.map).tolist()]
     return {**answer, "grid": list(explanation.grid), **_geometry(subject.view), "map": cells}
 

@@ -18,19 +18,24 @@ METHODS = ("auto", "attention", "rollout", "gradient-rollout", "relevance", "occ
 
 MODEL = parameter("model", {"type": "string"}, "The model; the first one by default.")
 TOP_K = parameter(
-    "top_k", {"type": "integer", "minimum": 1, "maximum": 100_000, "default": 5}, "How many labels to give."
+    "top_k",
+    {"type": "integer", "minimum": 1, "maximum": 100_000},
+    "How many labels to give at most; by default 5 classes, or of several labels all that apply.",
 )
 COVERAGE = parameter(
     "coverage",
     {"type": "number", "exclusiveMinimum": 0, "exclusiveMaximum": 1},
-    "Also give a set of labels that contains the right one this often; for calibrated models.",
+    "Also give a set of labels, or an interval of each value, that contains the truth this often; for calibrated "
+    "models.",
 )
 LAYER, HEAD = (
     parameter(name, {"type": "integer", "minimum": -1000, "maximum": 1000}, f"A {name}, from 0; -1 is the last.")
     for name in ("layer", "head")
 )
 METHOD = parameter("method", {"type": "string", "enum": list(METHODS), "default": "auto"}, "How to explain.")
-TARGET = parameter("target", {"type": "string", "maxLength": 200}, "The class to explain, by name or number.")
+TARGET = parameter(
+    "target", {"type": "string", "maxLength": 200}, "The class, label or value to explain, by name or number."
+)
 FORMAT = parameter("format", {"type": "string", "enum": ["png", "json"], "default": "png"}, "An overlay, or numbers.")
 _NAMING_HEADERS = {
     f"X-Vitrail-{name}": {"schema": {"type": "string"}, "description": f"{what}; in JSON, it is in the answer."}
@@ -46,16 +51,23 @@ async def list_models(call: Call) -> Response:
     return JSONResponse({"models": [{"name": host.name, **_pick(host.facts, *shown)} for host in hosts]})
 
 
-@Endpoint("GET", "/v1/labels", "The names of a model's classes", (MODEL,), "Labels", ("not_ready", "unknown_model"))
+@Endpoint(
+    "GET",
+    "/v1/labels",
+    "The names of a model's classes, labels or values",
+    (MODEL,),
+    "Labels",
+    ("not_ready", "unknown_model"),
+)
 async def list_labels(call: Call) -> Response:
     host = call.host
-    return JSONResponse({"model": host.name, **_pick(host.facts, "version", "sha256", "labels")})
+    return JSONResponse({"model": host.name, **_pick(host.facts, "version", "sha256", "task", "labels", "thresholds")})
 
 
 @Endpoint(
     "POST",
     "/v1/predict",
-    "The most likely classes",
+    "The most likely classes, the labels that apply, or the values",
     (MODEL, TOP_K, COVERAGE),
     "Predictions",
     body=lambda settings: pictures_of(settings, fields=(TOP_K,)),
@@ -65,7 +77,7 @@ async def predict(call: Call) -> Response:
     if not host.facts["classes"]:
         raise invalid(f"{host.name} has no classes to predict.", "Use /v1/embed.")
     pictures, fields = await read_pictures(call)
-    top_k = min(fields.get("top_k", call.arguments["top_k"]), host.facts["classes"])
+    top_k = fields.get("top_k", call.arguments.get("top_k"))
     wanted = {"want": "top", "top_k": top_k, "coverage": call.arguments.get("coverage")}
     return await _answer_each(call, host, "logits", pictures, wanted, "predictions", _prediction)
 
@@ -162,10 +174,11 @@ async def _answer_each(
 
 
 def _prediction(answer: Answer | None) -> dict[str, Any]:
-    """The labels, and what a calibrated model adds to them; all null for another one."""
+    """The labels or values, and what a calibrated model adds to them, which is null for another one."""
     facts = {} if answer is None else answer.facts
     labels = [dict(zip(("label", "index", "score"), each, strict=True)) for each in facts.get("labels", ())]
-    return {"labels": labels, **{name: facts.get(name) for name in ("label_set", "familiarity", "familiar")}}
+    rest = {name: facts.get(name) for name in ("intervals", "familiarity", "familiar")}
+    return {"labels": labels, "label_set": facts.get("label_set"), "values": facts.get("values", ()), **rest}
 
 
 def _embedding(answer: Answer | None) -> dict[str, Any]:

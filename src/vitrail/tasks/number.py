@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 Floats = np.ndarray[Any, np.dtype[np.float64]]
+NEAR = 0.05  # of a standard deviation: values that are as good as the same
 _NUMBER: Schema = {"type": "number"}
 _PAIR: Schema = {"type": "array", "items": _NUMBER, "minItems": 2, "maxItems": 2}
 
@@ -78,6 +79,12 @@ class NumberTrust(Trust):
         """Refuse a coverage that this calibration cannot promise."""
         find_level(self.levels, coverage)
 
+    def reordered(self, order: Sequence[int]) -> Self:
+        """The same for values in another order: the new first is the old `order[0]`."""
+        rows = (*self.half_widths, self.spread)
+        *widths, spread = (tuple(row[index] for index in order) for row in rows)
+        return replace(self, half_widths=tuple(widths), spread=spread)
+
     def half_widths_at(self, coverage: float) -> Floats:  # (C,)
         """Half the width of the intervals of this coverage, of each value."""
         return np.array(self.half_widths[find_level(self.levels, coverage)])
@@ -97,6 +104,9 @@ class Number(Task):
     metrics: ClassVar[Mapping[str, bool]] = {"mae": False, "rmse": False, "r2": True}
     unsuited: ClassVar[Mapping[str, Any]] = {"label_smoothing": 0.0, "mixup": 0.0, "cutmix": 0.0}
     noun: ClassVar[tuple[str, str]] = ("value", "values")
+    output: ClassVar[str] = "values"
+    same: ClassVar[str] = "nearly the same values"
+    explained: ClassVar[int | None] = 0
     schema: ClassVar[Schema] = {
         "values": {"type": "array", "items": _NUMBER, "description": "In the order of the model's outputs."},
         "intervals": {
@@ -208,6 +218,56 @@ class Number(Task):
         half = trust.half_widths_at(coverage)
         intervals = tuple(zip((values - half).tolist(), (values + half).tolist(), strict=True))
         return Answer(values=tuple(values.tolist()), intervals=intervals)
+
+    def graph(self, outputs: "Tensor", trust: Trust | None) -> "Tensor":
+        if not self.mean:
+            return outputs
+        import torch
+
+        return outputs * torch.tensor(self.std) + torch.tensor(self.mean)
+
+    def restore(self, meanings: Any, trust: Trust | None) -> Floats:
+        return self.standardise(meanings)
+
+    def show(self, meaning: float) -> str:
+        return f"{meaning:.4g}"
+
+    def same_answers(self, expected: Array, actual: Array, trust: Trust | None) -> Array:
+        """All values within 5 % of a standard deviation of each other."""
+        spread: Floats = expected.astype(np.float64).std(axis=0)
+        scale = np.ones(len(self.mean)) if self.mean else np.maximum(spread, np.finfo(np.float32).tiny)
+        return np.all(np.abs(expected - actual) <= NEAR * scale, axis=1)
+
+    # Explaining ----------------------------------------------------------------------------------------------------
+
+    def evidence(self, outputs: "Tensor", targets: "Tensor") -> "Tensor":
+        """How far a value is from the mean of training, whether above or below."""
+        return super().evidence(outputs, targets).abs()
+
+    def influence(self, whole: "Tensor", changed: "Tensor", target: int) -> "Tensor":
+        """How far the value moves, whether up or down."""
+        return super().influence(whole, changed, target).abs()
+
+    def support(self, whole: "Tensor", changed: "Tensor", target: int) -> "Tensor":
+        """1 for the value of the whole picture; a standard deviation away, 1/e."""
+        return (-self.influence(whole, changed, target)).exp()
+
+    # Going along with the head -------------------------------------------------------------------------------------
+
+    def check(self, count: int, trust: Trust | None) -> None:
+        super().check(count, trust)
+        known = [len(self.mean)] * bool(self.mean) + ([len(trust.spread)] if isinstance(trust, NumberTrust) else [])
+        if wrong := [number for number in known if number != count]:
+            raise ConfigError(f"the model has {counted(count, 'output')}; its mean, or its calibration, {wrong[0]:,}.")
+
+    def reordered(self, order: Sequence[int]) -> Self:
+        if not self.mean:
+            return self
+        mean, std = (tuple(column[index] for index in order) for column in (self.mean, self.std))
+        return replace(self, mean=mean, std=std)
+
+    def unfitted(self) -> Self:
+        return replace(self, mean=(), std=())
 
     # Measuring -----------------------------------------------------------------------------------------------------
 

@@ -174,9 +174,9 @@ class One(Task):
     noun = ("class", "classes")
 
     def loss(self, outputs: "Tensor", targets: "Tensor", goal: Goal) -> "Tensor":
-        import torch.nn.functional as F
+        from vitrail.tasks.one_loss import cross_entropy
 
-        return F.cross_entropy(outputs, targets_of(targets), label_smoothing=goal.label_smoothing)
+        return cross_entropy(outputs, targets_of(targets), goal)
 
     def chance(self, targets: Array) -> float:
         return math.log(max(int(targets.max()) + 1, 2))
@@ -208,6 +208,25 @@ class One(Task):
     ) -> Answer:
         return pick_labels(self.probabilities(outputs, trust), names, trust, top_k=top_k, coverage=coverage)
 
+    def graph(self, outputs: "Tensor", trust: Trust | None) -> "Tensor":
+        import torch
+
+        assert trust is None or isinstance(trust, OneTrust)
+        if trust is None:
+            return outputs.softmax(dim=-1)
+        shares = (outputs / trust.temperature).softmax(dim=-1)
+        if not trust.smoothing:
+            return shares
+        left = torch.maximum(shares - trust.smoothing / outputs.shape[-1], FLOOR * shares)
+        return left / left.sum(dim=-1, keepdim=True)
+
+    def restore(self, meanings: Any, trust: Trust | None) -> Floats:
+        return restore_logits(meanings, trust)
+
+    def influence(self, whole: "Tensor", changed: "Tensor", target: int) -> "Tensor":
+        """Of the log-odds, log p / (1 − p), because the probability of a confident model hardly moves."""
+        return log_odds(whole[None], target) - log_odds(changed, target)
+
     def average(self, outputs: Sequence[Array]) -> Array:
         """The logarithms of the mean probabilities."""
         import torch
@@ -231,6 +250,16 @@ class One(Task):
         return fit_trust(outputs, targets, data)
 
 
+def log_odds(logits: "Tensor", target: int) -> "Tensor":  # (n, classes) → (n,)
+    """The target's logit minus the log of what the others weigh together; the logit itself if there are none."""
+    logits = logits.float()
+    if logits.shape[1] == 1:
+        return logits[:, 0]
+    others = logits.clone()
+    others[:, target] = -math.inf
+    return logits[:, target] - others.logsumexp(dim=1)
+
+
 def pick_labels(
     shares: Floats, names: Sequence[str], trust: Trust | None, *, top_k: int, coverage: float | None
 ) -> Answer:
@@ -250,3 +279,4 @@ def pick_labels(
 
 
 TASK, TRUST = One, OneTrust
+ONE = One()  # what models are that do not say

@@ -7,7 +7,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, Self
 
 import numpy as np
 
@@ -84,7 +84,7 @@ class SeveralTrust(Trust):
     def __repr__(self) -> str:
         return f"<Trust {'; '.join(self.describe())}>"
 
-    def reordered(self, order: Sequence[int]) -> "SeveralTrust":
+    def reordered(self, order: Sequence[int]) -> Self:
         """The same for outputs in another order: the new first is the old `order[0]`."""
         columns = (self.slopes, self.offsets, self.thresholds)
         slopes, offsets, thresholds = (tuple(column[index] for index in order) for column in columns)
@@ -177,6 +177,7 @@ class Several(Task):
     )
     compares = True
     noun = ("label", "labels")
+    same: ClassVar[str] = "the same labels"
     schema: ClassVar[Schema] = {
         "labels": {"type": "array", "items": _LABEL, "description": "Those that apply, the most probable first."},
         "label_set": {
@@ -244,6 +245,30 @@ class Several(Task):
             indices=tuple(best.tolist()),
             label_set=label_set,
         )
+
+    def graph(self, outputs: "Tensor", trust: Trust | None) -> "Tensor":
+        if trust is None:
+            return outputs.sigmoid()
+        import torch
+
+        assert isinstance(trust, SeveralTrust)
+        return (outputs * torch.tensor(trust.slopes) + torch.tensor(trust.offsets)).sigmoid()
+
+    def restore(self, meanings: Any, trust: Trust | None) -> Floats:
+        return restore_logits(meanings, trust)
+
+    def thresholds(self, trust: Trust | None, count: int) -> tuple[float, ...]:
+        return tuple(thresholds_of(trust, count).tolist())
+
+    def same_answers(self, expected: Array, actual: Array, trust: Trust | None) -> Array:
+        limits = thresholds_of(trust, expected.shape[1])
+        applies = [self.probabilities(outputs, trust) > limits for outputs in (expected, actual)]
+        return (applies[0] == applies[1]).all(axis=1)
+
+    def check(self, count: int, trust: Trust | None) -> None:
+        super().check(count, trust)
+        if isinstance(trust, SeveralTrust) and len(trust.slopes) != count:
+            raise ConfigError(f"the calibration is of {counted(len(trust.slopes), 'label')}; the model has {count:,}.")
 
     def measure(
         self, outputs: Array, targets: Array, names: Sequence[str], trust: Trust | None, coverage: float

@@ -71,6 +71,10 @@ class Trust(ABC):
         """One from a file, by its kind; older files have none, and are of one label."""
         return from_dict(_module_of(values.get("kind", "one"), f"{where}.kind").TRUST, values, where)
 
+    def reordered(self, order: Sequence[int]) -> Self:
+        """The same for outputs in another order: the new first is the old `order[0]`."""
+        return self
+
     @abstractmethod
     def facts(self) -> dict[str, Any]:
         """The numbers that people and programs ask for, as JSON values."""
@@ -257,6 +261,9 @@ class Task(ABC):
     # Settings that recipes of classes have and this task should not, unless its user asks for them.
     unsuited: ClassVar[Mapping[str, Any]] = MappingProxyType({})
     noun: ClassVar[tuple[str, str]]  # what an output stands for, in messages: class, classes
+    output: ClassVar[str] = "probabilities"  # what `graph` gives, as the graphs of exports name it
+    same: ClassVar[str] = "the same class"  # what pictures get of two runtimes that agree
+    explained: ClassVar[int | None] = None  # the output whose reasons are shown by default; None: the highest
     # The properties of `Answer` in the JSON of the service, and of its label list.
     schema: ClassVar[Schema]
 
@@ -304,6 +311,55 @@ class Task(ABC):
         self, outputs: Array, names: Sequence[str], trust: Trust | None, *, top_k: int, coverage: float | None
     ) -> Answer:
         """What the outputs (C,) for one picture mean."""
+
+    @abstractmethod
+    def graph(self, outputs: "Tensor", trust: Trust | None) -> "Tensor":
+        """The same as `probabilities`, in operations of torch that every runtime has."""
+
+    @abstractmethod
+    def restore(self, meanings: Any, trust: Trust | None) -> Array:
+        """Outputs of which `probabilities` makes these, in double precision."""
+
+    def show(self, meaning: float) -> str:
+        """One of the numbers of `probabilities` for people."""
+        return f"{meaning:.1%}"
+
+    def thresholds(self, trust: Trust | None, count: int) -> tuple[float, ...] | None:
+        """The probabilities from which each of `count` labels applies, where several can."""
+        return None
+
+    def same_answers(self, expected: Array, actual: Array, trust: Trust | None) -> Array:
+        """Which of N pictures get the same answer of two (N, C) outputs: (N,)."""
+        return expected.argmax(axis=1) == actual.argmax(axis=1)
+
+    # Explaining -----------------------------------------------------------------------------------------------------
+
+    def evidence(self, outputs: "Tensor", targets: "Tensor") -> "Tensor":
+        """What methods that follow gradients explain of (B, C) outputs, for one target of each: (B,)."""
+        return outputs.gather(1, targets[:, None])[:, 0]
+
+    def influence(self, whole: "Tensor", changed: "Tensor", target: int) -> "Tensor":
+        """How much of what a picture's outputs (C,) say about the target is lost in (N, C) for changed ones: (N,)."""
+        return (whole[target] - changed[:, target]).float()
+
+    def support(self, whole: "Tensor", changed: "Tensor", target: int) -> "Tensor":
+        """How far the outputs (N, C) for changed pictures still say what `whole` (C,) does of the target: 0 to 1."""
+        return self.graph(changed.float(), None)[:, target]
+
+    # Going along with the head ---------------------------------------------------------------------------------------
+
+    def check(self, count: int, trust: Trust | None) -> None:
+        """Refuse a calibration of another task, and facts that are not about this number of outputs."""
+        if trust is not None and trust.kind != self.kind:
+            raise ConfigError(f"a calibration for the task {trust.kind!r} says nothing about {self.kind!r}.")
+
+    def reordered(self, order: Sequence[int]) -> Self:
+        """The same for outputs in another order: the new first is the old `order[0]`."""
+        return self
+
+    def unfitted(self) -> Self:
+        """The same for a new head, without what was found in the training data of the old one."""
+        return self
 
     # Measuring ------------------------------------------------------------------------------------------------------
 

@@ -14,7 +14,8 @@ from PIL import Image
 
 from vitrail.data import Augment, Dataset
 from vitrail.data.agreement import check_same_data
-from vitrail.data.pixels import open_picture
+from vitrail.data.depth import check_channels, observe_depth, refuse_unknown_range
+from vitrail.data.pixels import fetched, open_picture, read_raster
 from vitrail.data.source import ArraySource, Source
 from vitrail.errors import AssumptionWarning, ConfigError, InputError, WeightsError
 from vitrail.model import ViTConfig
@@ -119,6 +120,8 @@ def _look_of(picture: Any) -> PictureKind:
         return PictureKind(min(picture.shape[-2:]), picture.ndim == 2 or picture.shape[0] == 1)
     if isinstance(picture, Image.Image):
         return PictureKind(min(picture.size), picture.mode in GREY_MODES)
+    if (raster := read_raster(fetched(picture), str(picture)[:200])) is not None:
+        return PictureKind(min(raster.values.shape[1:]), len(raster.values) == 1)
     with open_picture(picture) as image:
         return PictureKind(min(image.size), image.mode in GREY_MODES)
 
@@ -146,6 +149,7 @@ def resolve(
     check_same_data(dataset, ranks)
     if check:
         dataset.refuse_labels()
+    _check_depth(dataset, with_start(config, changes).start, model)
     kind = None if name and not auto else look_at(dataset.split("train"))
     backbone, why = _get_backbone(dataset, kind, ranks, say, bool(name)) if auto and kind else (None, "")
     reasons = [why]
@@ -180,6 +184,19 @@ def resolve(
     if whole is not dataset:
         check_same_data(whole, ranks)
     return config, whole
+
+
+def _check_depth(dataset: Dataset, start: Start, model: ViTConfig | None) -> None:
+    """Refuse pictures of more bits or channels than the settings, or the weights, have a rule for."""
+    depth = observe_depth(dataset.split("train"), start.channels)
+    if depth is None:
+        return
+    if start.channels is None:
+        check_channels(depth, dataset.name, model.channels if model is not None and start.weights is not None else 3)
+    if depth.num_deep and start.value_range is None:
+        if start.weights is not None and open_checkpoint(start.weights).preprocess.value_range is not None:
+            return
+        refuse_unknown_range(depth, dataset.name)
 
 
 def _leaves_weights_open(config: TrainConfig, changes: dict[str, Any]) -> bool:

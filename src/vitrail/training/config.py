@@ -10,6 +10,7 @@ from functools import cache
 from typing import Any, Literal, cast
 
 from vitrail.data.config import Augment, DataConfig, check_workers
+from vitrail.data.preprocess import check_range
 from vitrail.errors import ConfigError, shorten, suggest
 from vitrail.schema import IF_USED, parse_size, to_dict, validate
 from vitrail.synonyms import suggest_option
@@ -58,6 +59,10 @@ class Start:
     that are also in the data keep their part of the head."""
     image_size: tuple[int, int] | None = None
     """Side of the model's input in pixels, or height and width [default: the model's own]."""
+    channels: int | None = field(default=None, metadata=IF_USED)
+    """Channels of the pictures, if they are neither grey nor RGB [default: the model's own, or 3]."""
+    value_range: tuple[float, float] | None = field(default=None, metadata=IF_USED)
+    """The values that become black and white, for pictures of more than 8 bits; stored with the model."""
     train: Literal["all", "head", "lora"] = "all"
     """What to train: all weights; only the head, on features that are computed once; or the head and LoRA adapters,
     which takes far less memory."""
@@ -77,6 +82,10 @@ class Start:
     def __post_init__(self) -> None:
         validate(self)
         _require(self, dropout=(0, 0.99), drop_path=(0, 0.99), lora_rank=(1, 4096))
+        if self.channels is not None:
+            _require(self, channels=(1, 4096))
+        if self.value_range is not None:
+            check_range(self.value_range)
         if not 0 < self.lora_alpha < math.inf:
             raise ConfigError(f"lora_alpha must be above 0; got {self.lora_alpha}.")
         self.adapted  # noqa: B018 (an unknown name is an error)
@@ -131,6 +140,10 @@ class Optim:
     loss: str = field(default="auto", metadata=IF_USED)
     """The loss: cross-entropy; bce or asymmetric for several labels; mse, l1 or huber for numbers [default: auto, the
     first of the task]."""
+    balance: Literal["auto", "none", "sample", "weight", "focal", "logit"] = field(default="none", metadata=IF_USED)
+    """What to do about uneven classes: nothing; sample pictures of all classes equally often; weight the loss by
+    class; focal loss with these weights; logit adjustment; or auto, which chooses by balanced accuracy on validation
+    where a head is trained on features, and elsewhere takes logit adjustment for uneven classes."""
     ema: float | None = None
     """Decay of an exponential moving average (EMA) of the weights, which is evaluated and saved in their place."""
 
@@ -162,7 +175,7 @@ class Schedule:
     """Stop after this many epochs without a better metric or a lower loss in validation."""
     best: str = field(default="auto", metadata=IF_USED)
     """The validation metric whose best epoch is kept: accuracy, balanced, map, mae, …, loss [default: auto, the first
-    of the task]."""
+    of the task, or with `balance` its balanced form]."""
 
     def __post_init__(self) -> None:
         validate(self)

@@ -18,7 +18,7 @@ from vitrail.files import atomic_path
 from vitrail.tasks.task import Task
 from vitrail.training.config import TrainConfig
 from vitrail.training.optim import group_parameters
-from vitrail.wording import SHARES
+from vitrail.wording import SHARES, name_metric
 
 RESULTS = "results.csv"
 LARGEST = 64 * 2**20  # bytes of a file that we read
@@ -39,6 +39,7 @@ class EpochRow:
     val_loss: float | None
     metrics: Mapping[str, float] = field(default_factory=dict[str, float])  # of validation, by name
     train_metrics: Mapping[str, float] = field(default_factory=dict[str, float])  # means over the epoch's steps
+    shown: tuple[str, ...] = ()  # the metrics of validation that people follow; none: the first
     images_per_second: float
     seconds: float  # since the run began, without pauses
 
@@ -175,14 +176,17 @@ class Choice(NamedTuple):
     @property
     def title(self) -> str:
         """For people."""
-        return self.metric.replace("_", " ")
+        return name_metric(self.metric)
 
 
 def choice_of(config: TrainConfig, task: Task) -> Choice:
-    """The metric that a config asks for; by default the task's first."""
+    """The metric that a config asks for; by default the task's first, or its balanced form if classes are balanced."""
     asked = SHORT.get(config.schedule.best, config.schedule.best)
     known = {**task.metrics, "loss": False}
-    name = next(iter(task.metrics)) if asked == "auto" else asked
+    if asked == "auto":
+        balanced = config.optim.balance != "none" and "balanced_accuracy" in task.metrics
+        asked = "balanced_accuracy" if balanced else next(iter(task.metrics))
+    name = asked
     if name not in known:
         raise ConfigError(f"has no {name!r} for this task; {suggest(name, ['auto', *known])}", field="best")
     return Choice(name, known[name])

@@ -12,7 +12,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, ProgressColum
 
 from vitrail.progress import Pulse
 from vitrail.training.listener import Listener, Plan
-from vitrail.wording import show_metric, word_arguments
+from vitrail.wording import name_metric, show_metric, word_arguments
 
 if TYPE_CHECKING:
     from vitrail.data.check.findings import DataFinding
@@ -30,7 +30,6 @@ class Display(Listener):
         self.silent = silent
         self._bar: Progress | None = None
         self._epochs = self._steps = 0
-        self._best = "auto"  # the metric that chooses the best epoch
         self._drawn = 0.0
         self._state = ""  # what a pulse prints
         self._pulse: Pulse | None = None
@@ -45,7 +44,6 @@ class Display(Listener):
             self._print(f"[dim]training continues with these data; details: vitrail data check {escape(data)}[/]")
 
     def decided(self, plan: Plan) -> None:
-        self._best = plan.config["schedule"].get("best", "auto")
         for line in plan.describe():
             self._print(escape(line))
 
@@ -106,8 +104,8 @@ class Display(Listener):
         parts = [f"epoch {row.epoch}/{self._epochs}", f"loss {row.train_loss:.4f}"]
         if row.val_loss is not None:
             parts.append(f"val loss {row.val_loss:.4f}")
-            shown = [name for index, name in enumerate(row.metrics) if index == 0 or name.startswith(self._best)]
-            parts += [f"val {name.replace('_', ' ')} {show_metric(name, row.metrics[name])}" for name in shown]
+            shown = [name for name in row.shown if name in row.metrics] or list(row.metrics)[:1]
+            parts += [f"val {name_metric(name)} {show_metric(name, row.metrics[name])}" for name in shown]
         parts += [f"{row.images_per_second:,.0f} images/s", f"{row.seconds:.0f} s"]
         self.console.print("  ".join(parts) + ("  [green]best[/]" if is_best else ""))
         self._heard()

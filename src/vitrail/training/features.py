@@ -12,11 +12,12 @@ import torch
 from torch import Tensor
 
 from vitrail.data import Batch
+from vitrail.data.loader import draw_evenly
 from vitrail.data.source import Source, refuse_broken
 from vitrail.errors import ConfigError
 from vitrail.prediction.predictor import Predictor
 from vitrail.ranks import Ranks
-from vitrail.rng import permutation
+from vitrail.rng import Integers, permutation
 from vitrail.runtimes.runtime import Floats
 from vitrail.runtimes.torch_runtime import TorchRuntime
 from vitrail.training.budget import SHARE, pictures_at_the_end
@@ -41,6 +42,7 @@ class FeatureLoader:
     ranks: Ranks
     shuffled: bool
     data: str  # identifies these pictures
+    evenly: bool = False  # of all classes equally often, as with `Loader`
     _epoch: int = field(default=0, init=False)
     _batch: int = field(default=0, init=False)
 
@@ -61,7 +63,7 @@ class FeatureLoader:
 
     def __iter__(self) -> Iterator[Batch]:
         count = len(self.features)
-        order = torch.as_tensor(permutation(self.seed, self._epoch, count)) if self.shuffled else torch.arange(count)
+        order = torch.as_tensor(self._shuffle(count)) if self.shuffled else torch.arange(count)
         start, self._batch = self._batch, 0
         for batch in range(start, len(self)):
             chosen = order[batch * self.batch_size : (batch + 1) * self.batch_size]
@@ -69,6 +71,11 @@ class FeatureLoader:
             chosen = chosen.tensor_split(self.ranks.world_size)[self.ranks.rank]
             yield Batch(self.features[chosen], self.targets[chosen], chosen)
         self._batch = 0
+
+    def _shuffle(self, count: int) -> Integers:
+        if self.evenly:
+            return draw_evenly(self.targets.numpy(), self.seed, self._epoch)
+        return permutation(self.seed, self._epoch, count)
 
     def state_dict(self) -> dict[str, Any]:
         """Where we are in the epoch."""
@@ -130,6 +137,7 @@ def feature_loader(setup: Setup, split: str, ranks: Ranks, listener: Listener, f
         ranks=ranks,
         shuffled=training,
         data=data,
+        evenly=training and setup.config.optim.balance == "sample",
     )
 
 

@@ -8,6 +8,7 @@ with the same bits as one that was not.
 import math
 import signal
 import time
+from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from pathlib import Path
@@ -38,7 +39,7 @@ AGREE_EVERY = {"cpu": 1}  # steps between exchanges with the other ranks (stop? 
 class Trainer:
     """One run: made from a setup, moved by `run`, kept in a folder.
 
-    The objective is the one that the config asks for, unless another is passed.
+    The objective is the one that the config asks for, unless another is passed; so are the batches of each split.
     """
 
     def __init__(
@@ -48,6 +49,7 @@ class Trainer:
         folder: Path,
         listener: Listener | None = None,
         objective: Objective | None = None,
+        loaders: Mapping[str, Batches] | None = None,
     ) -> None:
         config = setup.config
         check_strategy(config, ranks.world_size)
@@ -62,10 +64,9 @@ class Trainer:
         self._peak_lr = max(group["peak_lr"] for optimizer in self.optimizers for group in optimizer.param_groups)
         self.precision = pick_precision(config.machine.precision, ranks.device)
         self.engine = make_engine(setup, self.module, self.objective, ranks)
-        self.loader = self.objective.batches("train", ranks, self.listener, folder)
-        self.val_loader = None
-        if setup.has_validation:
-            self.val_loader = self.objective.batches("val", ranks, self.listener, folder)
+        self._given = loaders or {}
+        self.loader = self._batches("train")
+        self.val_loader = self._batches("val") if setup.has_validation else None
         self._validation = "" if self.val_loader is None else str(self.val_loader.state_dict()["data"])
         self.ema = None if config.optim.ema is None else EMA(self.objective, config.optim.ema)
         start_state(self.optimizers)
@@ -78,6 +79,10 @@ class Trainer:
         self._evaluation_pace: float | None = None  # seconds per picture, once there was a validation
         self._best = BestWeights(setup, self.objective, ranks, folder, self.listener)
         self._recovery = Recovery(ranks, lambda message: self.listener.said(message))
+
+    def _batches(self, split: str) -> Batches:
+        given = self._given.get(split)
+        return self.objective.batches(split, self.ranks, self.listener, self.folder) if given is None else given
 
     @property
     def last(self) -> Path:
@@ -279,6 +284,7 @@ class Trainer:
             val_loss=None if score is None else score.loss,
             metrics={} if score is None else score.metrics,
             train_metrics=dict(zip(names, means, strict=True)),
+            shown=self.objective.shown,
             images_per_second=self._images_per_second(),
             seconds=state.seconds,
         )

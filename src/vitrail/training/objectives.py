@@ -19,7 +19,8 @@ from vitrail.data import Batch
 from vitrail.data.loader import Loader
 from vitrail.errors import ConfigError, DataError, suggest
 from vitrail.ranks import Ranks
-from vitrail.tasks.task import Goal, Task
+from vitrail.tasks.task import Task
+from vitrail.training.balance import METRIC, has_uneven_classes, make_goal
 from vitrail.training.curves import Choice, choice_of
 from vitrail.training.features import FeatureLoader, feature_loader
 from vitrail.training.gradients import Outcome, move
@@ -72,6 +73,7 @@ class Objective(nn.Module, ABC):
     on_pictures = True  # rather than on features
     draws = False  # `forward` draws random numbers of its own
     choice = Choice("loss", higher=False)  # the metric that chooses the best epoch
+    shown: tuple[str, ...] = ()  # the metrics that people follow, the first one first; none: only the first there is
 
     def __init__(self, setup: Setup) -> None:
         super().__init__()
@@ -146,12 +148,11 @@ class Supervised(Objective):
 
     def __init__(self, setup: Setup) -> None:
         super().__init__(setup)
-        optim = setup.config.optim
-        labels = setup.dataset.split("train").labels
         self.task = setup.task
         self.choice = choice_of(setup.config, setup.task)
-        self.goal = Goal(loss=check_loss(optim.loss, setup.task), label_smoothing=optim.label_smoothing)
-        self._chance = setup.task.chance(labels)
+        self.goal = make_goal(setup, check_loss(setup.config.optim.loss, setup.task))
+        self.shown = _shown_metrics(setup, self.choice)
+        self._chance = setup.task.chance(setup.dataset.split("train").labels)
 
     def outputs(self, inputs: Tensor) -> Tensor:
         """What the model says of the inputs of a batch."""
@@ -220,6 +221,13 @@ def check_loss(name: str, task: Task) -> str:
     if name not in ("auto", *task.losses):
         raise ConfigError(f"has no {name!r} for this task; {suggest(name, ['auto', *task.losses])}", field="loss")
     return task.losses[0] if name == "auto" else name
+
+
+def _shown_metrics(setup: Setup, choice: Choice) -> tuple[str, ...]:
+    """The task's first metric, and the one that chooses; of uneven classes, balanced accuracy first."""
+    metrics = [METRIC] if has_uneven_classes(setup) else []
+    metrics += [next(iter(setup.task.metrics)), choice.metric]
+    return tuple(dict.fromkeys(name for name in metrics if name in setup.task.metrics))
 
 
 OBJECTIVES: dict[str, type[Objective]] = {

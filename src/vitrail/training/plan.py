@@ -12,6 +12,7 @@ from vitrail.data import Dataset
 from vitrail.errors import ConfigError
 from vitrail.ranks import Ranks
 from vitrail.schema import from_dict, to_dict
+from vitrail.training.balance import settle_balance
 from vitrail.training.budget import REPORT_PICTURES, Pace, fitting_epochs, pictures_at_the_end, seconds_left
 from vitrail.training.config import TrainConfig, apply_changes, describe_config
 from vitrail.training.cost import (
@@ -48,18 +49,21 @@ def settle(
     *,
     began: float | None = None,
     may_shrink: bool = False,
+    again: bool = False,
 ) -> tuple[Setup, Measured]:
     """Decide what is decided by measuring: batch size, bf16, torch.compile, what fits into a time budget.
 
     Args:
         began: when the budget began to run, by `time.monotonic`; now, if it is None.
         may_shrink: whether a smaller size than the config's may be chosen to keep to the budget.
+        again: whether the run was settled before, as a larger one, and all about its data is said.
     """
     check_strategy(config, ranks.world_size)
     setup = prepare_run(config, dataset)
     setup = setup if began is None else replace(setup, began=began)
-    if config.schedule.patience is not None and not setup.has_validation:
+    if config.schedule.patience is not None and not setup.has_validation and not again:
         listener.said("no validation pictures: training does not stop early, and the last weights are kept")
+    setup = replace(setup, config=settle_balance(setup, Listener().said if again else listener.said))
     listener.prepared("timing a few pictures", 0, 1)
     planner = _Planner(setup, ranks, listener, may_shrink)
     try:
@@ -132,7 +136,8 @@ class _Planner:
         chosen = "; ".join(filter(None, (config.chosen, "there is no time for more than the head")))
         head = fit_batch_size(probe_config(config), dataset, self.ranks.world_size)
         head = replace(head, chosen=chosen, schedule=replace(head.schedule, minutes=minutes))
-        return settle(head, dataset, self.ranks, listener, began=self.setup.began, may_shrink=self.may_shrink)
+        began, may_shrink = self.setup.began, self.may_shrink
+        return settle(head, dataset, self.ranks, listener, began=began, may_shrink=may_shrink, again=True)
 
     def _fit_head(self, measured: Measured) -> Measured:
         """Choose the pictures whose features fit into the time budget; of too few of them, at a smaller size."""

@@ -200,7 +200,10 @@ def probe_config(config: TrainConfig) -> TrainConfig:
     start = replace(config.start, train="head", probe=False, dropout=0.0, drop_path=0.0)
     batch_size = linear.machine.batch_size
     machine = replace(config.machine, batch_size=batch_size, compile="off", strategy="ddp", precision="float32")
-    return replace(linear, data=config.data, start=start, machine=machine, source=config.source)
+    optim = replace(linear.optim, loss=config.optim.loss, balance=config.optim.balance)
+    schedule = replace(linear.schedule, best=config.schedule.best)
+    parts = {"start": start, "optim": optim, "schedule": schedule, "machine": machine, "source": config.source}
+    return replace(linear, data=config.data, **parts)
 
 
 def ask_for(config: TrainConfig) -> dict[str, Any]:

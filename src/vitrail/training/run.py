@@ -8,6 +8,7 @@ in `probe/` of the run folder, with its features; an interrupted one continues.
 import json
 import shutil
 import time
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
@@ -21,14 +22,15 @@ from vitrail.prediction import Predictor, load
 from vitrail.ranks import Ranks, join_ranks
 from vitrail.training import snapshots
 from vitrail.training.auto_config import resolve
+from vitrail.training.balance import try_on_features
 from vitrail.training.best_weights import BEST, calibrate, measure_test
-from vitrail.training.config import TrainConfig
+from vitrail.training.config import TrainConfig, apply_changes
 from vitrail.training.curves import RESULTS, EpochRow, draw_curves, learning_rates, read_rows
-from vitrail.training.features import FeatureLoader
+from vitrail.training.features import FeatureLoader, feature_loader
 from vitrail.training.listener import Listener
 from vitrail.training.loop import Trainer
 from vitrail.training.lora import merged
-from vitrail.training.objectives import SplitScore
+from vitrail.training.objectives import Batches, SplitScore
 from vitrail.training.plan import settle
 from vitrail.training.recipes import ask_for, probe_config
 from vitrail.training.run_data import reopen_data, report_replaced
@@ -42,6 +44,7 @@ from vitrail.training.run_folder import (
     check_shared,
     read_config,
     take_begun,
+    write_config,
 )
 from vitrail.training.setup import Setup, fit_batch_size, prepare_run
 from vitrail.training.signals import InterruptedRunError
@@ -83,8 +86,10 @@ def reopen(config: TrainConfig, folder: Path, ranks: Ranks, listener: Listener) 
 
 def carry_out(setup: Setup, ranks: Ranks, folder: Path, listener: Listener, *, resume: bool) -> tuple[Run, Predictor]:
     """Train to the end and measure the result; the best weights, as measured, are returned for the report."""
-    head = probe(setup, ranks, folder, listener) if setup.config.start.probe else None
-    trainer = Trainer(setup, ranks, folder, listener)
+    setup, loaders = try_balances(setup, ranks, folder, listener)
+    head = probe(setup, ranks, folder, listener, loaders) if setup.config.start.probe else None
+    on_features = setup.config.start.training.on_features
+    trainer = Trainer(setup, ranks, folder, listener, loaders=loaders if on_features else None)
     if resume:
         trainer.resume()
     if head is not None:
@@ -108,6 +113,7 @@ def carry_out(setup: Setup, ranks: Ranks, folder: Path, listener: Listener, *, r
         val=_scores_of(setup, state),
         test=None if on_test is None else _as_score(on_test, setup),
         measurement=on_test or on_val,
+        shown=trainer.objective.shown,
     )
     if ranks.is_first:
         with atomic_path(folder / METRICS) as draft:
@@ -138,15 +144,41 @@ class _Quiet(Listener):
         self.prepared, self.said = listener.prepared, listener.said
 
 
-def probe(setup: Setup, ranks: Ranks, folder: Path, listener: Listener) -> EpochRow | None:
+def try_balances(
+    setup: Setup, ranks: Ranks, folder: Path, listener: Listener
+) -> tuple[Setup, dict[str, FeatureLoader]]:
+    """The setup with the `balance` that suits its features, if that is to be found out; and these features.
+
+    It is written into the run's config: a resumed run does not choose again.
+    """
+    if setup.config.optim.balance != "auto":
+        return setup, {}
+    probing = setup.config.start.probe
+    head, place = (_head_of(setup, ranks), folder / PROBE) if probing else (setup, folder)
+    loaders = {split: feature_loader(head, split, ranks, listener, place) for split in ("train", "val")}
+    listener.ended()
+    balance = ranks.from_first(lambda: try_on_features(setup, loaders["train"], loaders["val"], listener.said))
+    setup = replace(setup, config=apply_changes(setup.config, {"balance": balance}))
+    ranks.from_first(lambda: write_config(setup.config, folder))
+    return setup, {**loaders, "train": replace(loaders["train"], evenly=balance == "sample")}
+
+
+def _head_of(setup: Setup, ranks: Ranks) -> Setup:
+    """The head's own run before fine-tuning."""
+    config = fit_batch_size(probe_config(setup.config), setup.dataset, ranks.world_size)
+    plain = ViT(setup.model.config)
+    plain.load_state_dict(merged(setup.model, setup.model.state_dict()))
+    return replace(setup, config=config, model=plain)
+
+
+def probe(
+    setup: Setup, ranks: Ranks, folder: Path, listener: Listener, loaders: Mapping[str, Batches] | None = None
+) -> EpochRow | None:
     """Train the head and put it into the model and the run folder; None if the run has gone beyond that."""
     if ranks.from_first(lambda: bool(snapshots.list_snapshots(folder / LAST))):
         return None
     began = time.monotonic()
-    config = fit_batch_size(probe_config(setup.config), setup.dataset, ranks.world_size)
-    plain = ViT(setup.model.config)
-    plain.load_state_dict(merged(setup.model, setup.model.state_dict()))
-    trainer = Trainer(replace(setup, config=config, model=plain), ranks, folder / PROBE, _Quiet(listener))
+    trainer = Trainer(_head_of(setup, ranks), ranks, folder / PROBE, _Quiet(listener), loaders=loaders)
     try:
         trainer.resume()
         state = trainer.run()
@@ -171,6 +203,7 @@ def probe(setup: Setup, ranks: Ranks, folder: Path, listener: Listener) -> Epoch
         train_loss=state.lowest_train_loss,
         val_loss=None if val is None else val.loss,
         metrics={} if val is None else val.metrics,
+        shown=trainer.objective.shown,
         images_per_second=0.0,
         seconds=time.monotonic() - began,
     )

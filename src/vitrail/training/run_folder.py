@@ -39,7 +39,7 @@ from vitrail.training.run_data import write_contents
 from vitrail.training.setup import Setup
 from vitrail.training.snapshots import LAST
 from vitrail.untrusted import parse_json, read_bytes, read_yaml
-from vitrail.wording import counted, show_metric
+from vitrail.wording import counted, name_metric, show_metric
 
 CONFIG, SPLIT, METRICS, REPORT = "config.yaml", "split.csv", "metrics.json", "report.html"
 LOCK = ".lock"
@@ -50,6 +50,7 @@ CHANGEABLE = {
     *("data", "data_dir", "split_file", "max_broken_rate", "weights", "classes"),
 }
 SETTLED = {"batch_size", "compile"}  # the run may have decided these by measuring
+AUTOMATIC = (("precision", AUTO), ("balance", AUTO))  # and these, whatever it is now
 SPARE_BYTES = 200 * 2**20
 LARGEST = 64 * 2**20  # bytes of a metrics.json that we read
 
@@ -65,6 +66,7 @@ class Run:
     val: SplitScore | None
     test: SplitScore | None
     measurement: Measurement | None = field(default=None, repr=False)  # of the best weights on test, or else on val
+    shown: tuple[str, ...] = ()  # the metrics that people follow; none: the first
     report: Path | None = None
     written: tuple[Path, ...] = ()  # what users will want to open, the report first
     problem: str = ""  # why there is no report
@@ -115,13 +117,15 @@ class Run:
         yield from ending([], f"{again} starts a new run from its weights")
 
     def scores(self) -> Iterator[Text]:
-        """The first metric and the loss on each split."""
+        """The metrics that people follow and the loss on each split."""
         for name, score in (("val", self.val), ("test", self.test)):
             if score is not None:
                 chose = "; val also chose the epoch" if name == "val" and self.val_chose_epoch else ""
-                first, value = next(iter(score.metrics.items()), ("loss", score.loss))
-                shown = Text(f"{name:5} {first.replace('_', ' ')} ") + Text(show_metric(first, value), "bold")
-                yield shown + Text(f"  loss {score.loss:.4f}  ({counted(score.count, 'picture')}{chose})")
+                shown = Text(f"{name:5} ")
+                for metric in [each for each in self.shown if each in score.metrics] or list(score.metrics)[:1]:
+                    value = Text(show_metric(metric, score.metrics[metric]), "bold")
+                    shown += Text(f"{name_metric(metric)} ") + value + Text("  ")
+                yield shown + Text(f"loss {score.loss:.4f}  ({counted(score.count, 'picture')}{chose})")
 
     def _repr_png_(self) -> bytes | None:
         curves = self.folder / "results.png"
@@ -204,8 +208,13 @@ def write_start(setup: Setup, folder: Path) -> None:
     )
     with atomic_path(folder / "train_batch.jpg") as draft:
         sheet.convert("RGB").save(draft, quality=92)
-    with atomic_path(folder / CONFIG) as draft:  # last: a folder that has it is a run
-        text = yaml.safe_dump(describe_config(setup.config), sort_keys=False, allow_unicode=True)
+    write_config(setup.config, folder)  # last: a folder that has it is a run
+
+
+def write_config(config: TrainConfig, folder: Path) -> None:
+    """What `read_config` reads."""
+    with atomic_path(folder / CONFIG) as draft:
+        text = yaml.safe_dump(describe_config(config), sort_keys=False, allow_unicode=True)
         draft.write_text(text, encoding="utf-8")
 
 
@@ -251,7 +260,7 @@ def refuse_conflicts(config: TrainConfig, changes: dict[str, Any]) -> TrainConfi
     allowed = {name: value for name, value in changes.items() if name in CHANGEABLE}
     config = replace(config, data=allowed.pop("data", config.data))
     for name, value in changes.items():
-        settled = (name in SETTLED and isinstance(value, str)) or (name, value) == ("precision", "auto")
+        settled = (name in SETTLED and isinstance(value, str)) or (name, value) in AUTOMATIC
         if name in CHANGEABLE or settled:
             continue
         if name == "epochs" and config.schedule.minutes is not None:

@@ -97,7 +97,7 @@ def prepare_run(config: TrainConfig, dataset: Dataset) -> Setup:
     """The model with its first weights; everything random follows from the seed."""
     torch.manual_seed(config.machine.seed)
     start, train = config.start, dataset.split("train")
-    channels = train.images.shape[1] if isinstance(train, ArraySource) else 3
+    channels = start.channels or (train.images.shape[1] if isinstance(train, ArraySource) else 3)
     rates = Rates(dropout=start.dropout, path=start.drop_path)
     task = make_task(dataset.task).fitted(dataset.split("train").labels)
     if start.weights is None:
@@ -106,7 +106,7 @@ def prepare_run(config: TrainConfig, dataset: Dataset) -> Setup:
         new = variant(start.model, num_classes=len(dataset.classes), channels=channels, rates=rates)
         if start.image_size is not None:
             new = replace(new, image_size=start.image_size)
-        preprocess = default_preprocess(dataset, new.image_size)
+        preprocess = default_preprocess(dataset, new.image_size, None, channels, start.value_range)
         return Setup(config=config, dataset=dataset, model=ViT(new), preprocess=preprocess, task=task)
     checkpoint = adapt(
         join_heads(open_checkpoint(start.weights, class_names=start.classes)),
@@ -115,20 +115,16 @@ def prepare_run(config: TrainConfig, dataset: Dataset) -> Setup:
         drop_representation=True,
     )
     check_numbers(checkpoint, start.weights)
-    if channels > 3:  # which need filters; models of RGB get grey pictures as RGB
+    if channels > 3 or start.channels:  # which need filters; models of RGB get grey pictures as RGB
         checkpoint = adapt(checkpoint, channels=channels)
     model = ViT(replace(checkpoint.config, rates=rates))
     model.load_state_dict(checkpoint.tensors)
     if start.training.with_adapters:
         add_adapters(model, rank=start.lora_rank, alpha=start.lora_alpha, targets=start.adapted)
-    return Setup(
-        config=config,
-        dataset=dataset,
-        model=model,
-        preprocess=checkpoint.preprocess,
-        task=task,
-        source=start.weights,
-    )
+    preprocess = checkpoint.preprocess
+    if start.value_range is not None:
+        preprocess = replace(preprocess, value_range=start.value_range)
+    return Setup(config=config, dataset=dataset, model=model, preprocess=preprocess, task=task, source=start.weights)
 
 
 def check_strategy(config: TrainConfig, world_size: int) -> None:
@@ -149,7 +145,9 @@ def training_loader(setup: Setup, ranks: Ranks) -> Loader:
     machine = setup.config.machine
     assert isinstance(machine.batch_size, int)
     pinned = ranks.device.type == "cuda"
-    options = replace(_loader_options(setup, machine.batch_size, ranks), seed=machine.seed, pin_memory=pinned)
+    evenly = setup.config.optim.balance == "sample"
+    options = _loader_options(setup, machine.batch_size, ranks)
+    options = replace(options, seed=machine.seed, pin_memory=pinned, evenly=evenly)
     return Loader(setup.dataset, "train", setup.preprocess, options, setup.config.augment)
 
 

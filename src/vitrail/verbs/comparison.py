@@ -33,7 +33,7 @@ class BenchmarkRow:
     p95_ms: float
     images_per_second: float
     megabytes: float  # of the weights, or of the export's files
-    same_class: float | None  # share of the pictures that get the class which float32 in torch gives them
+    same_class: float | None  # share of the pictures that get the answer which float32 in torch gives them
     difference: float  # largest difference of an answer to float32 in torch's, relative to the largest answer
     accuracy: float | None = None  # on the data, where there are any
     peak_share: float | None = None  # of what this machine's best float32 matrix product does; for float32 only

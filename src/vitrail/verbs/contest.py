@@ -45,6 +45,7 @@ from vitrail.verbs.call import DataArgument, ModelArgument
 from vitrail.verbs.comparison import BenchmarkRow, Comparison
 from vitrail.verbs.measured_data import default_split
 from vitrail.weights.checkpoint import Checkpoint
+from vitrail.weights.metadata import Metadata
 from vitrail.weights.native import fingerprint
 from vitrail.weights.proof import sample_photos
 
@@ -56,6 +57,7 @@ class Sample:
     """The pictures on which answers are compared, and what they show where that is known."""
 
     images: Floats
+    facts: Metadata  # of the model
     has_head: bool  # answers are logits, not features
     targets: np.ndarray[Any, Any] | None = None
     order: list[int] | None = None  # of the data's classes in the head
@@ -74,7 +76,7 @@ def read_sample(
     """Some pictures of a data set, whose classes must be the model's; without one, parts of two photographs."""
     spec = predictor.preprocess
     if data is None:
-        return Sample(images=photographs(predictor.preprocess), has_head=predictor.num_classes > 0)
+        return Sample(images=photographs(spec), facts=predictor, has_head=predictor.num_classes > 0)
     dataset = data.open()
     dataset.require_classes("a benchmark of labelled pictures")
     name = split or default_split(dataset)
@@ -87,7 +89,8 @@ def read_sample(
         )
     images = rows.reshape(-1, spec.channels, *spec.size)
     targets = source.labels[kept]
-    return Sample(images=images, has_head=True, targets=targets, order=order, data=dataset.name, split=name)
+    sample = Sample(images=images, facts=predictor, has_head=True, data=dataset.name, split=name)
+    return replace(sample, targets=targets, order=order) if predictor.task.labels == "class" else sample
 
 
 def photographs(spec: Preprocess) -> Floats:
@@ -249,7 +252,7 @@ def _row(
     contestant, batch, count = key
     rate = batch * timing.rate
     float32 = contestant.precision == "float32" and entrant.macs
-    accuracy = None
+    accuracy, facts = None, sample.facts
     if sample.targets is not None and sample.order is not None:
         accuracy = float((actual[:, sample.order].argmax(axis=1) == sample.targets).mean())
     return BenchmarkRow(
@@ -260,8 +263,8 @@ def _row(
         p95_ms=1000 * timing.p95,
         images_per_second=rate,
         megabytes=entrant.megabytes,
-        same_class=float((expected.argmax(axis=1) == actual.argmax(axis=1)).mean()) if sample.has_head else None,
-        difference=_difference(expected, actual, centred=sample.has_head),
+        same_class=float(facts.task.same_answers(expected, actual, facts.trust).mean()) if sample.has_head else None,
+        difference=_difference(expected, actual, centred=sample.has_head and facts.task.labels == "class"),
         accuracy=accuracy,
         peak_share=2 * entrant.macs * rate / peaks[count] if float32 else None,
     )

@@ -1,10 +1,10 @@
 """`vitrail.open_data`, `check_data`, `show_data` and `shard_data`: what the command does with a data set."""
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Unpack
+from typing import TYPE_CHECKING, Any, Unpack, cast
 
 from vitrail.data.config import Augment, DataConfig, check_workers
 from vitrail.data.source import Dataset
@@ -70,6 +70,8 @@ def show_data(
     *,
     preset: str | None = None,
     size: int | None = None,
+    channels: int | None = None,
+    value_range: Sequence[float] | None = None,
     pictures: int = 8,
     seed: int = 0,
     out: Out = None,
@@ -84,6 +86,8 @@ def show_data(
         preset: The preprocessing: google, timm, timm-imagenet, hf, torchvision, dinov2 or clip.
         size: The side of the model's input, in pixels [default: 224, or the pictures' own size for data sets in
             memory].
+        channels: Channels of the pictures, if they are neither grey nor RGB [default: 3].
+        value_range: The values that become black and white, for pictures of more than 8 bits.
         pictures: How many pictures to show.
         seed: The seed for choosing pictures and for augmentation.
         out: The folder to write to [default: runs/data-show-N]. In Python, nothing is written by default.
@@ -100,7 +104,9 @@ def show_data(
     from vitrail.data.source import default_preprocess
     from vitrail.verbs.data_check import write_sheet
 
-    spec = default_preprocess(dataset, size, preset)
+    spec = default_preprocess(dataset, size, preset, channels)
+    if value_range is not None:
+        spec = replace(spec, value_range=cast("tuple[float, float]", tuple(value_range)))  # which checks it
     sheet = augmentation_sheet(dataset, spec, augment, seed=seed, num_pictures=pictures)
     folder = make_out(out, "data-show")
     return sheet if folder is None else write_sheet(sheet, folder, _words(argument))

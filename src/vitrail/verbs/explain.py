@@ -45,7 +45,8 @@ def explain(
         model: A checkpoint, as for `vitrail predict`. In Python, also a loaded model.
         pictures: [MODEL] PICTURES…, as for `vitrail predict`.
         method: How to explain; auto scores every method but occlusion on up to four of the pictures and uses the best.
-        target: The class to explain, by name or number [default: the predicted one].
+        target: The class, label or value to explain, by name or number [default: the most likely one; of values, the
+            first].
         layers: Layers for the method attention and for the sheet of heads, counted from 0, such as 0,5,-1 [default: the
             last].
         heads: Heads for the same two, such as 0,3 [default: all].
@@ -146,7 +147,8 @@ class _Work:
         explanation = explain_by(self.predictor, subject, method, self.target, self.layers, self.heads)
         faithfulness = None
         if self.score and explanation.target is not None:
-            faithfulness = measure(self.predictor.model, subject.image, explanation.target, explanation.map)
+            model, task = self.predictor.model, self.predictor.task
+            faithfulness = measure(model, subject.image, explanation.target, explanation.map, task=task)
         return Explained(
             source=source,
             stem=stem,

@@ -63,7 +63,7 @@ class Export:
 
     def lines(self) -> Iterator[RenderableType]:
         """What the command prints."""
-        proof = self.agreement
+        proof, task = self.agreement, self.manifest.facts.task
         yield f"{self.source} → {self.path} ({self.target}, {self.megabytes:.1f} MB), gives {', '.join(self.outputs)}"
         if self.trials:
             from vitrail.runtimes.int8_trials import HEAD
@@ -71,9 +71,10 @@ class Export:
             yield self.calibration
             yield table((trial.cells for trial in self.trials), *HEAD, left=2, edge=False, whole=True)
         reference, digits = ("float32", 2) if self.trials else ("torch", 0)
+        same = "same largest one" if task.kind == "one" else task.same
         yield (
             f"beside {reference}: largest difference {proof.difference:.2e} of {proof.what} up to {proof.scale:.3g} "
-            f"({proof.relative:.1e}), same largest one for {proof.top1:.{digits}%} of "
+            f"({proof.relative:.1e}), {same} for {proof.top1:.{digits}%} of "
             f"{counted(proof.pictures, 'picture')}"
         )
         if not self.in_repository:
@@ -132,7 +133,7 @@ def export(
         calibrate: For int8: pictures like those that the model will see, as data with labels (what `vitrail eval`
             takes) or a folder of pictures. Up to 300 training pictures set the ranges, up to 1,000 held-out ones choose
             and judge. In Python, also an open data set.
-        agreement: For int8: the share of held-out pictures that must get the same class as in float32 [default: 0.99].
+        agreement: For int8: the share of held-out pictures that must get the same answer as in float32 [default: 0.99].
         max_loss: For int8: also accept a model that loses at most this many percentage points of accuracy; needs
             labels.
         pictures: Pictures on which the float32 graph and torch must agree [default: two photographs].

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from vitrail.data.preprocess import Preprocess
     from vitrail.model import Summary, ViT, ViTConfig
     from vitrail.prediction import Predictor
-    from vitrail.tasks.task import Trust
+    from vitrail.tasks.task import Task, Trust
     from vitrail.weights.metadata import Origin
     from vitrail.weights.sanity import Diagnostic
 
@@ -38,6 +38,7 @@ class Inspection:
     dtypes: tuple[str, ...]
     preprocess: "Preprocess"
     classes: tuple[str, ...] | None
+    task: "Task"
     origin: "Origin"
     trust: "Trust | None"
     findings: "tuple[Diagnostic, ...]"
@@ -56,6 +57,7 @@ class Inspection:
             "parameters": self.parameters,
             "preprocess": to_dict(self.preprocess),
             "classes": self.classes,
+            "task": to_dict(self.task),
             "origin": to_dict(self.origin),
             "trust": None if self.trust is None else self.trust.facts(),
             "warnings": [to_dict(finding) for finding in self.findings],
@@ -77,7 +79,8 @@ class Inspection:
             ("tokens", _tokens(config)),
             ("pooling", config.pooling + representation),
             *([("options", options)] if (options := _options(config)) else []),
-            ("classes", _classes(config, self.classes)),
+            *([("task", self.task.kind)] if self.task.kind != "one" else []),
+            (self.task.noun[1], _classes(config, self.classes)),
             ("parameters", f"{self.parameters:,} ({', '.join(self.dtypes)})"),
             ("preprocessing", _resizing(self.preprocess)),
             ("", f"mean {_numbers(self.preprocess.mean)}, std {_numbers(self.preprocess.std)}"),
@@ -143,6 +146,7 @@ def inspect(
         dtypes=tuple(sorted({str(tensor.dtype).removeprefix("torch.") for tensor in tensors})),
         preprocess=checkpoint.preprocess,
         classes=checkpoint.classes,
+        task=checkpoint.task,
         origin=checkpoint.origin,
         trust=checkpoint.trust,
         findings=tuple(diagnose(checkpoint)),

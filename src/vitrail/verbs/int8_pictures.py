@@ -9,9 +9,10 @@ from torch import Tensor
 
 from vitrail.data.chunks import Chunk, read_samples
 from vitrail.data.source import Dataset, Source, refuse_broken
-from vitrail.errors import DataError, WeightsError
+from vitrail.errors import ConfigError, DataError, WeightsError
 from vitrail.evaluation.measurement import choose
 from vitrail.evaluation.ood import is_unlabelled, open_unlabelled
+from vitrail.registry import labels_of
 from vitrail.report.assembly import run_of
 from vitrail.rng import Integers
 from vitrail.runtimes.int8_trials import ByteImages, CalibrationSet, Goal
@@ -33,14 +34,19 @@ def read_calibration(
     """The pictures, prepared as the checkpoint wants them; those of a run keep the splits of that run."""
     if not checkpoint.config.num_classes:
         raise WeightsError("int8 is accepted by the classes that pictures get, and this checkpoint has no classes.")
+    task = checkpoint.task
     classes: tuple[str, ...] | None = None
+    if goal.max_loss is not None and task.labels != "class":
+        raise ConfigError(
+            "is about one class per picture; for this model there is `agreement=` only.", field="max_loss"
+        )
     if not isinstance(calibrate, Dataset) and is_unlabelled(Path(calibrate)):
         parts = _parts_of_files(Path(calibrate))
     else:
         dataset, _ = open_with_splits(resolve_dataset(calibrate), run_of(source), checkpoint.task)
         parts = _parts_of(dataset)
-        dataset.require_classes("calibrating int8 with labels")
-        if checkpoint.classes is not None and set(dataset.classes) <= set(checkpoint.classes):
+        known = set(checkpoint.classes or ()) if task.labels == labels_of(dataset.task) == "class" else set[str]()
+        if set(dataset.classes) <= known:
             classes = dataset.classes
     if classes is None and goal.max_loss is not None:
         raise DataError(

@@ -76,6 +76,8 @@ class TrainSettings(ShowSettings, total=False):
     weights: str | Path | None
     classes: str | Path | None
     image_size: Size | None
+    channels: int | None
+    value_range: tuple[float, float] | None
     train: Literal["all", "head", "lora"]
     probe: bool
     lora_rank: int
@@ -92,6 +94,8 @@ class TrainSettings(ShowSettings, total=False):
     layer_decay: float
     clip: float | None
     label_smoothing: float
+    loss: str
+    balance: Literal["auto", "none", "sample", "weight", "focal", "logit"]
     ema: float | None
     epochs: int
     minutes: float | None
@@ -100,6 +104,7 @@ class TrainSettings(ShowSettings, total=False):
     cooldown: float
     final_lr: float
     patience: int | None
+    best: str
     batch_size: int | Literal["auto"]
     micro_batch: int | None
     device: str

@@ -15,7 +15,7 @@ from vitrail.errors import ConfigError
 from vitrail.files import sha256_of
 from vitrail.prediction import Prediction, Predictor
 from vitrail.prediction.results import TOP_K, LazyPredictions, Named, Request
-from vitrail.prediction.row_tables import Columns
+from vitrail.prediction.row_tables import Columns, columns_of
 from vitrail.progress import Progress, SteadyConsole, ending, pick_progress, progress_bar
 from vitrail.registry import PrecisionChoice, RuntimeChoice
 from vitrail.verbs.call import Pictures, RuntimeRequest, resolve_model, resolve_pictures
@@ -169,7 +169,7 @@ def predict(
     *,
     list_file: str | Path | None = None,
     class_names: ClassNames | None = None,
-    top_k: int = TOP_K,
+    top_k: int | None = None,
     coverage: float | None = None,
     abstain: bool = False,
     format: RowFormat | None = None,  # noqa: A002 - the flag's name
@@ -184,7 +184,7 @@ def predict(
     progress: bool = False,
     device: "str | torch.device" = "auto",
 ) -> Prediction | Predictions | PredictionStream:
-    """The most likely classes of one picture; of several, a sequence that is computed as it is read.
+    """The answer for one picture, as its task is; for several, a sequence that is computed as it is read.
 
     For a generator, and for a list on standard input, it is a stream of predictions, each computed only once.
     A single picture that cannot be read is an error; of several, it is a row with its `error`. For archives, see
@@ -201,9 +201,11 @@ def predict(
         list_file: A file with one path per line; - for standard input.
         class_names: A file with the names of the model's classes, one per line in the model's order, or JSON (index →
             name). In Python, also the names themselves.
-        top_k: How many classes to give for each picture.
-        coverage: Also give the set of labels that holds the truth this often, such as 0.95; for a calibrated model.
-        abstain: Give no label to pictures that are unlike anything seen in training; for a calibrated model.
+        top_k: How many labels to give for each picture, at most [default: 5 classes; of several labels, all that
+            apply].
+        coverage: Also give the set of labels, or the interval of each value, that holds the truth this often, such as
+            0.95; for a calibrated model.
+        abstain: Give no answer to pictures that are unlike anything seen in training; for a calibrated model.
         format: How to write the predictions [default: a table, or the format that the file's name implies].
         out: Write the predictions to this .jsonl, .csv or .parquet file.
         resume: Keep the rows of the file as they are computed; after an interruption, the same command continues. Of a
@@ -238,18 +240,16 @@ def predict(
         answered = predictor.predict(picture, top_k=top_k, coverage=coverage, abstain=abstain)
         return replace(answered, picture=name)
     predictor = source.put(predictor, *found.size_up(), speaks=progress)
-    columns = Columns(
-        top_k=min(top_k, predictor.num_classes or top_k),
-        label_set=coverage is not None,
-        familiarity=predictor.judges_familiarity,
-    )
+    answers = Request(top_k=top_k, coverage=coverage, abstain=abstain)
+    columns = columns_of(predictor, answers)
 
     def describe() -> dict[str, Any]:
         files = files_of(source.place.fetch()) if source.source else []
         facts = {"model": {file.name: sha256_of(file) for file in files}, "classes": predictor.classes}
-        return facts | {"top_k": top_k, "coverage": coverage, "abstain": abstain} | vars(request)
+        asked = TOP_K if top_k is None and predictor.task.labels == "class" else top_k
+        return facts | {"top_k": asked, "coverage": coverage, "abstain": abstain} | vars(request)
 
-    compute, size = predictor.answering(Request(top_k=top_k, coverage=coverage, abstain=abstain), batch_size)
+    compute, size = predictor.answering(answers, batch_size)
     rows: Predictions | PredictionStream
     if found.is_stream:
         rows = PredictionStream(compute(found.stream()), columns)

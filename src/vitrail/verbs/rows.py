@@ -9,7 +9,7 @@ import json
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import IO, Any, Literal, get_args
+from typing import IO, Any, Literal, cast, get_args
 
 from rich.text import Text
 
@@ -17,8 +17,9 @@ from vitrail.errors import ConfigError, shorten, suggest
 from vitrail.files import atomic_path, load_pyarrow, lock_file, row_writer
 from vitrail.prediction import Prediction
 from vitrail.prediction.predictor import Named
-from vitrail.prediction.row_tables import Columns, fields_of, prediction_schema, prediction_table
+from vitrail.prediction.row_tables import Columns, fields_of, measured_cells, prediction_schema, prediction_table
 from vitrail.progress import PlainConsole
+from vitrail.registry import LabelKind
 from vitrail.wording import plain
 
 SEPARATOR = " | "  # between the labels of a set in one cell
@@ -28,6 +29,7 @@ SUFFIXES: dict[str, RowFormat] = {".jsonl": "jsonl", ".ndjson": "jsonl", ".csv":
 NAME_WIDTH = 44  # of the table on the terminal
 LABEL_WIDTH = 22
 UNFAMILIAR = "unlike anything seen in training"
+NO_LABELS = "no label applies"
 GROUP = 4096  # rows of a Parquet file that are written together
 
 
@@ -73,19 +75,41 @@ def text_writer(form: RowFormat, file: IO[str], columns: Columns, *, raw: bool =
     if form == "jsonl":
         return lambda row: print(json.dumps(fields_of(row, columns)), file=file)
     write_row = row_writer(file, raw=raw and not file.isatty())  # a terminal never gets control characters
-    top_k = columns.top_k
-    pairs = [name for rank in range(1, top_k + 1) for name in (f"label_{rank}", f"score_{rank}")]
-    write_row(["picture", *pairs, *columns.extra, "error"])
+    head, cells_of = ANSWERS[columns.kind]
+    write_row(["picture", *head(columns), *columns.extra, "error"])
 
     show = plain if file.isatty() else str  # a pipe or a file gets names unchanged
 
     def write(row: "Prediction") -> None:
-        cells = [cell for label, score in zip(row.labels, row.scores, strict=True) for cell in (label, f"{score:.6f}")]
-        cells += [""] * (2 * top_k - len(cells))
         extra = map(_cell, (getattr(row, name) for name in columns.extra))
-        write_row([*map(show, [row.picture, *cells, *extra, row.error or ""])])
+        write_row([*map(show, [row.picture, *cells_of(row, columns), *extra, row.error or ""])])
 
     return write
+
+
+def _ranked_head(columns: Columns) -> list[str]:
+    return [name for rank in range(1, columns.top_k + 1) for name in (f"label_{rank}", f"score_{rank}")]
+
+
+def _ranked_cells(row: Prediction, columns: Columns) -> list[str]:
+    cells = [cell for label, score in zip(row.labels, row.scores, strict=True) for cell in (label, f"{score:.6f}")]
+    return cells + [""] * (2 * columns.top_k - len(cells))
+
+
+def _joined_cells(row: Prediction, _: Columns) -> list[str]:
+    return [SEPARATOR.join(row.labels), SEPARATOR.join(f"{score:.6f}" for score in row.scores)]
+
+
+def _measured_cells(row: Prediction, columns: Columns) -> list[str]:
+    return ["" if cell is None else f"{cell:.7g}" for cell in measured_cells(row, columns)]
+
+
+# What a label is → the columns of the answer, and its cells, in a CSV file.
+ANSWERS: dict[LabelKind, tuple[Callable[[Columns], list[str]], Callable[[Prediction, Columns], list[str]]]] = {
+    "class": (_ranked_head, _ranked_cells),
+    "set": (lambda _: ["labels", "scores"], _joined_cells),
+    "values": (lambda columns: columns.measured, _measured_cells),
+}
 
 
 class _Output(PlainConsole):
@@ -102,6 +126,7 @@ class TerminalTable:
         self._console = _Output(highlight=False, markup=False, soft_wrap=True)
         room = (self._console.width - NAME_WIDTH) // (LABEL_WIDTH + 2) if self._console.is_terminal else columns.top_k
         self._shown = max(3, min(room, columns.top_k))  # labels of each row: as many as the window has room for
+        self._columns = columns
 
     def write(self, row: Prediction) -> None:
         """Print one row."""
@@ -109,13 +134,23 @@ class TerminalTable:
         if row.error is not None:
             self._console.print(line.append(f"error: {plain(row.error)}", style="red"))
             return
-        remark = _remark(row)
-        pairs = list(zip(row.labels, row.scores, strict=True))[: self._shown]
-        for rank, (label, score) in enumerate(pairs):
-            text = f"{score:6.1%} {plain(label)}"
-            last = rank == len(pairs) - 1 and not remark
-            line.append(text if last else self._fit(text, LABEL_WIDTH) + "  ", style="bold" if rank == 0 else "dim")
+        remark, texts = _remark(row), self._answers(row)
+        for rank, text in enumerate(texts):
+            last = rank == len(texts) - 1 and not remark
+            marked = rank == 0 or self._columns.kind != "class"
+            line.append(text if last else self._fit(text, LABEL_WIDTH) + "  ", style="bold" if marked else "dim")
         self._console.print(line.append(remark, style="yellow" if row.familiar is False else ""))
+
+    def _answers(self, row: Prediction) -> list[str]:
+        """The labels with their probabilities, as many as there is room for; or the values with their intervals."""
+        if self._columns.kind == "values":
+            spans = [f" ({low:.4g} to {high:.4g})" for low, high in row.intervals or ()] or [""] * len(row.values)
+            named = zip(self._columns.values, row.values, spans, strict=True) if row.values else ()
+            return [f"{plain(name)} {value:.4g}{span}" for name, value, span in named]
+        if self._columns.kind == "set" and not row.labels and row.familiar is not False:
+            return [NO_LABELS]
+        pairs = list(zip(row.labels, row.scores, strict=True))[: self._shown]
+        return [f"{score:6.1%} {plain(label)}" for label, score in pairs]
 
     def _fit(self, text: str, width: int, keep: str = "start") -> str:
         if len(text) <= width or not self._console.is_terminal:
@@ -127,7 +162,7 @@ def _remark(row: Prediction) -> str:
     """What follows the labels: the set of them, and whether the picture is unlike what the model knows."""
     parts = ["{" + ", ".join(map(plain, row.label_set)) + "}"] if row.label_set else []
     if row.familiar is False:
-        parts.append(UNFAMILIAR if row.labels else f"no answer: {UNFAMILIAR}")
+        parts.append(UNFAMILIAR if row.labels or row.values else f"no answer: {UNFAMILIAR}")
     return "  ".join(parts)
 
 
@@ -233,5 +268,8 @@ def _read(line: bytes) -> Prediction | None:
     facts = _parse(line)
     if facts is None:
         return None
-    values: dict[str, Any] = {name: tuple(value) if isinstance(value, list) else value for name, value in facts.items()}
-    return Prediction(**values)
+    return Prediction(**{name: _as_tuple(value) for name, value in facts.items()})
+
+
+def _as_tuple(value: Any) -> Any:
+    return tuple(map(_as_tuple, cast("list[Any]", value))) if isinstance(value, list) else value

@@ -19,7 +19,7 @@ from vitrail.errors import ConfigError, DataError, InputError, suggest
 from vitrail.files import load_pyarrow
 from vitrail.prediction.inputs import check_pictures
 from vitrail.prediction.listing import STDIN, is_pattern
-from vitrail.prediction.results import TOP_K, Request
+from vitrail.prediction.results import Request
 from vitrail.progress import Progress, ending, pick_progress, say_line, silent
 from vitrail.registry import PrecisionChoice, RuntimeChoice, key_of
 from vitrail.storage import hide_secrets, is_address, refuse_secrets
@@ -108,7 +108,7 @@ def run_job(
     workers: int | None = None,
     resume: bool = False,
     class_names: ClassNames | None = None,
-    top_k: int = TOP_K,
+    top_k: int | None = None,
     coverage: float | None = None,
     abstain: bool = False,
     batch_size: int | None = None,
@@ -135,9 +135,11 @@ def run_job(
         workers: Ray's actors [default: one per GPU of the cluster, or else one per core].
         resume: Continue a job that has begun.
         class_names: Names for the model's classes, or a file with them.
-        top_k: How many classes to give for each picture.
-        coverage: Also give the set of labels that holds the truth this often, such as 0.95; for a calibrated model.
-        abstain: Give no label to pictures that are unlike anything seen in training; for a calibrated model.
+        top_k: How many labels to give for each picture, at most [default: 5 classes; of several labels, all that
+            apply].
+        coverage: Also give the set of labels, or the interval of each value, that holds the truth this often, such as
+            0.95; for a calibrated model.
+        abstain: Give no answer to pictures that are unlike anything seen in training; for a calibrated model.
         batch_size: Pictures per forward pass [default: whatever suits the model].
         runtime: The backend; auto: the fastest whose answers equal torch's, measured once.
         precision: The number format: float32 or bf16.

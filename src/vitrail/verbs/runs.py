@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from vitrail.data import Dataset
-from vitrail.data.check.findings import RECORD, CheckRecord, check_data, judge_labels, sum_up, write_record
+from vitrail.data.check.findings import RECORD, UNBALANCED, CheckRecord, check_data, judge_labels, sum_up, write_record
 from vitrail.errors import ResumableError
 from vitrail.files import check_run_folder, new_run_folder
 from vitrail.prediction import Predictor
@@ -169,7 +169,8 @@ def _check(dataset: Dataset, data: str, listener: Listener, bars: Progress) -> C
     with bars("checking pictures", total) as advance:
         report = check_data(dataset, os.cpu_count() or 1, advance)
     report.refuse_broken()
-    listener.checked([(item, count) for item, count in report.summary() if item.severity != "note"], data)
+    serious = [pair for pair in report.summary() if pair[0].severity != "note"]
+    listener.checked([pair for pair in serious if pair[0].what != UNBALANCED], data)  # of which `settle` speaks
     return sum_up(report)
 
 

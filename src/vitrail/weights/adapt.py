@@ -12,6 +12,7 @@ from vitrail.model import ConvStem, ResNetStem, ViTConfig
 from vitrail.model.parts import Pair, Rope
 from vitrail.model.positions import POSITIONS
 from vitrail.model.relative import RELATIVE
+from vitrail.tasks.task import Task
 from vitrail.weights.checkpoint import Checkpoint
 from vitrail.weights.hints import Kernel
 
@@ -27,6 +28,7 @@ def adapt(
     channels: int | None = None,
     drop_representation: bool = False,
     resample: Kernel | None = None,
+    task: Task | None = None,
 ) -> Checkpoint:
     """The checkpoint with only the requested parts changed.
 
@@ -39,6 +41,7 @@ def adapt(
         channels: 1 or more; filters are summed over RGB, or repeated and shared out, so that grey pictures keep theirs.
         drop_representation: remove Linear + tanh (and the head that reads it), as the paper does for fine-tuning.
         resample: the kernel for the positions, here and at run time, instead of the checkpoint's own.
+        task: what the outputs are to mean; another kind than the checkpoint's starts a new head.
     """
     if classes is not None:
         _check_classes(classes, num_classes)
@@ -48,6 +51,8 @@ def adapt(
         checkpoint = replace(checkpoint, config=replace(checkpoint.config, positions=positions))
     if drop_representation and checkpoint.config.representation:
         checkpoint = _drop_representation(checkpoint)
+    if task is not None and task.kind != checkpoint.task.kind:
+        checkpoint = _change_task(checkpoint, task)
     if classes is not None:
         checkpoint = _name_classes(checkpoint, tuple(classes))
     elif num_classes is not None and num_classes != checkpoint.config.num_classes:
@@ -76,7 +81,20 @@ def _name_classes(checkpoint: Checkpoint, classes: tuple[str, ...]) -> Checkpoin
         return _change_head(checkpoint, len(classes), classes)
     order = torch.tensor([old.index(name) for name in classes])
     head = {name: tensor[order] for name, tensor in checkpoint.tensors.items() if name.startswith(HEADS)}
-    return replace(checkpoint, tensors={**checkpoint.tensors, **head}, classes=classes)
+    places = order.tolist()
+    return replace(
+        checkpoint,
+        tensors={**checkpoint.tensors, **head},
+        classes=classes,
+        task=checkpoint.task.reordered(places),
+        trust=None if checkpoint.trust is None else checkpoint.trust.reordered(places),
+    )
+
+
+def _change_task(checkpoint: Checkpoint, task: Task) -> Checkpoint:
+    """A new head of the same size, whose outputs mean something else."""
+    changed = _change_head(checkpoint, checkpoint.config.num_classes, checkpoint.classes)
+    return replace(changed, task=task)
 
 
 def _drop_representation(checkpoint: Checkpoint) -> Checkpoint:
@@ -85,7 +103,8 @@ def _drop_representation(checkpoint: Checkpoint) -> Checkpoint:
         name: tensor for name, tensor in checkpoint.tensors.items() if not name.startswith(("representation.", *HEADS))
     }
     headless = replace(checkpoint.config, representation=None, num_classes=0)
-    changed = replace(checkpoint, config=headless, tensors=kept, classes=None)
+    bare = without_trust(checkpoint, "the head is new")
+    changed = replace(bare, config=headless, tensors=kept, classes=None, task=checkpoint.task.unfitted())
     return _change_head(changed, checkpoint.config.num_classes, checkpoint.classes)
 
 
@@ -97,8 +116,9 @@ def _change_head(checkpoint: Checkpoint, num_classes: int, classes: tuple[str, .
         like = checkpoint.tensors["embed.patches.weight"]
         tensors["head.weight"] = like.new_zeros(num_classes, config.feature_width)
         tensors["head.bias"] = like.new_zeros(num_classes)
-    changed = replace(checkpoint, config=config, tensors=tensors, classes=classes, scores="softmax")
-    return without_trust(changed, "the head is new")
+    trusted = without_trust(checkpoint, "the head is new")
+    task = checkpoint.task.unfitted()
+    return replace(trusted, config=config, tensors=tensors, classes=classes, scores="softmax", task=task)
 
 
 def join_heads(checkpoint: Checkpoint) -> Checkpoint:

@@ -38,6 +38,7 @@ class Checkpoint(Metadata):
             raise WeightsError(f"class names must differ; {', '.join(map(repr, twice[:5]))} name several classes.")
         if self.trust is not None and self.trust.familiarity is not None:
             self.trust.familiarity.check_width(self.config.feature_width)
+        self.task.check(self.config.num_classes, self.trust)
         check_shapes(self.config, self.tensors)
         check_types(self.tensors)
 

@@ -6,17 +6,21 @@ Needs no torch: exports are loaded without it.
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
+from functools import lru_cache
 from pathlib import Path
-from typing import Any, TypeVar, cast
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from vitrail.data.preprocess import Preprocess
 from vitrail.errors import WeightsError
 from vitrail.schema import IF_USED
-from vitrail.tasks.one import Floats, One, Scores, probabilities
-from vitrail.tasks.task import Task, Trust
+from vitrail.tasks.one import ONE, Scores, pick_labels, probabilities, restore_logits
+from vitrail.tasks.task import Answer, Array, Task, Trust
 from vitrail.untrusted import read_bytes
 from vitrail.weights.resolve import FormatName
 from vitrail.wording import counted, hint_path
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,21 +49,48 @@ class Metadata:
     remarks: tuple[str, ...] = ()  # other facts: spellings, what was left out, what the format implies
     trust: Trust | None = field(default=None, metadata=IF_USED)  # what a calibration found; None without one
     scores: Scores = field(default="softmax", metadata=IF_USED)  # what makes probabilities of logits without one
-    task: Task = field(default=One(), metadata=IF_USED)  # what the outputs mean; older files have one class per picture
+    task: Task = field(default=ONE, metadata=IF_USED)  # what the outputs mean; older files have one class per picture
 
     def label(self, index: int) -> str:
         """The name of a class; its number if the checkpoint has no names."""
         return self.classes[index] if self.classes else str(index)
 
-    def probabilities(self, logits: Any) -> Floats:
+    @property
+    def by_itself(self) -> bool:
+        """Whether each label's probability is its own, as of models that were trained to match texts."""
+        return self.trust is None and self.scores == "sigmoid"
+
+    def probabilities(self, logits: Any) -> Array:
         """What the logits of pictures mean: (…, classes), each."""
-        if self.trust is None and self.scores == "sigmoid":
+        if self.by_itself:
             return probabilities(logits, None, self.scores)
         return self.task.probabilities(logits, self.trust)
+
+    def graph(self, logits: "Tensor") -> "Tensor":
+        """The same as a part of a graph."""
+        return logits.sigmoid() if self.by_itself else self.task.graph(logits, self.trust)
+
+    def restore(self, meanings: Any) -> Array:
+        """Logits of which `probabilities` makes these."""
+        if self.by_itself:
+            return restore_logits(meanings, None, self.scores)
+        return self.task.restore(meanings, self.trust)
+
+    def answer(self, logits: Array, *, top_k: int, coverage: float | None) -> Answer:
+        """What the logits (classes,) of one picture say."""
+        names = self.classes or _numbers(len(logits))
+        if self.by_itself:
+            return pick_labels(self.probabilities(logits), names, None, top_k=top_k, coverage=coverage)
+        return self.task.answer(logits, names, self.trust, top_k=top_k, coverage=coverage)
 
     def facts(self) -> dict[str, Any]:
         """These fields by name, without what a checkpoint or a predictor adds to them."""
         return {each.name: getattr(self, each.name) for each in fields(Metadata)}
+
+
+@lru_cache(maxsize=8)
+def _numbers(count: int) -> tuple[str, ...]:
+    return tuple(map(str, range(count)))
 
 
 F = TypeVar("F", bound=Metadata)

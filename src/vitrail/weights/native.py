@@ -1,8 +1,8 @@
 """Our own format: one self-describing safetensors file.
 
 The header's metadata holds `vitrail`, JSON text with the format version, model config, preprocessing, class names,
-origin, what a calibration found, and a checksum per tensor; and `vitrail.crc32`, the checksum of that text. Reading
-checks all of them, so a damaged file is an error and never a slightly different model.
+origin, the task, what a calibration found, and a checksum per tensor; and `vitrail.crc32`, the checksum of that text.
+Reading checks all of them, so a damaged file is an error and never a slightly different model.
 """
 
 import hashlib
@@ -27,7 +27,8 @@ from vitrail.weights.formats import Format
 from vitrail.weights.metadata import Metadata
 from vitrail.weights.tensor_files import DTYPES, bytes_of, read_safetensors, write_safetensors
 
-VERSION = 1
+VERSION = 2
+BEFORE_TASKS = 1  # what a model of one class per picture still is, so that older readers read it
 EXTRA = "extra."  # prefix of the names of `Checkpoint.extras` in the file
 
 
@@ -45,7 +46,8 @@ def write(checkpoint: Checkpoint, path: Path) -> None:
     tensors = {**checkpoint.tensors, **{EXTRA + name: tensor for name, tensor in checkpoint.extras.items()}}
     metadata = to_dict(Metadata(**checkpoint.facts()))
     del metadata["file_format"]  # which is this one
-    facts = {"version": VERSION, "config": to_dict(checkpoint.config), **metadata, "crc32": checksums(tensors)}
+    version = BEFORE_TASKS if checkpoint.task.kind == "one" else VERSION
+    facts = {"version": version, "config": to_dict(checkpoint.config), **metadata, "crc32": checksums(tensors)}
     text = json.dumps(facts, ensure_ascii=False)
     header = {"vitrail": text, "vitrail.crc32": str(zlib.crc32(text.encode()))}
     write_safetensors(path, tensors, header)
@@ -89,7 +91,7 @@ def _read_facts(path: Path, metadata: Mapping[str, str]) -> dict[str, Any]:
         raise WeightsError(
             f"{path} has format version {version}; this vitrail reads up to {VERSION}; upgrade: pip install -U vitrail"
         )
-    if version != VERSION or metadata.get("vitrail.crc32") != str(zlib.crc32(text.encode())):
+    if version not in (BEFORE_TASKS, VERSION) or metadata.get("vitrail.crc32") != str(zlib.crc32(text.encode())):
         raise WeightsError(f"{path} is damaged: the checksum of its metadata does not match; get a fresh copy.")
     return facts
 

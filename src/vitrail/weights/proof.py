@@ -30,7 +30,7 @@ class Agreement:
     what: What  # features if there is no head, or one of zeros
     difference: float  # largest difference of two numbers
     scale: float  # largest number
-    top1: float  # share of pictures with the same largest number, that is the same class
+    top1: float  # share of pictures with the same largest number, that is the same class; or with the same answer
     pictures: int
 
     @property
@@ -118,7 +118,7 @@ def sample_photos() -> list[Path]:
 
 def photograph_files(checkpoint: Checkpoint, pictures: Sequence[Path] = ()) -> list[Path]:
     """The user's pictures, or the two photographs; none where no picture file has the model's channels."""
-    return list(pictures or sample_photos()) if checkpoint.preprocess.channels in (1, 3) else []
+    return list(pictures or (sample_photos() if checkpoint.preprocess.channels in (1, 3) else []))
 
 
 class Photographs:

@@ -55,6 +55,17 @@ def check_writable(config: ViTConfig, path: Path, format_name: FormatName) -> No
         raise WeightsError(f"{format_name} cannot hold this model: {'; '.join(reasons)}.")
 
 
+def check_task(checkpoint: Checkpoint, format_name: FormatName) -> None:
+    """Raise for a head whose outputs another project's readers would take for classes."""
+    task = checkpoint.task
+    if task.kind != "one" and checkpoint.config.num_classes and format_name != "vitrail":
+        raise WeightsError(
+            f"{format_name} cannot hold this model: its readers expect one class per picture, and this head gives "
+            f"{task.noun[1]} (task {task.kind}); keep our format, export the model, or remove its head with "
+            "`num_classes=0`."
+        )
+
+
 def check_replaceable(path: Path) -> None:
     """Raise if a folder that would be replaced holds anything but a checkpoint."""
     if not path.is_dir():
@@ -70,6 +81,7 @@ def write_checkpoint(checkpoint: Checkpoint, path: str | Path, format_name: Form
     """Write any format, atomically; what the format cannot express is an error, never dropped."""
     target = Path(path)
     check_writable(checkpoint.config, target, format_name)
+    check_task(checkpoint, format_name)
     check_replaceable(target)
     with atomic_path(target) as draft:
         write_draft(checkpoint, draft, format_name)
@@ -154,6 +166,7 @@ def convert(
     original = _open(located, source_format, hints)
     checkpoint = change(original)
     check_writable(checkpoint.config, path, to)
+    check_task(checkpoint, to)
     notes = _check_input_size(checkpoint, to, path)
     source_peer = None
     if verify_with_peer:

@@ -9,9 +9,10 @@ from PIL import Image
 from torch import Tensor
 
 from vitrail.data.config import Augment
-from vitrail.data.pixels import Picture, decode, opened, orientation
+from vitrail.data.pixels import Picture, decode, fetched, opened, orientation, read_raster
 from vitrail.data.preprocess import Preprocess
-from vitrail.data.transform import as_bytes, resize, to_tensor
+from vitrail.data.rasters import to_pixels
+from vitrail.data.transform import pixels, resize, to_tensor
 from vitrail.rng import Draws, Floats
 
 TRIES = 10  # as torchvision does before it falls back to the centre
@@ -42,9 +43,12 @@ def resized_crop_numbers(draws: Draws) -> Floats:
 
 
 def crop_picture(picture: Picture, spec: Preprocess, augment: Augment, numbers: Floats, name: str) -> Tensor:
-    """A resized random crop of one picture: bytes (C, H, W) of the spec's size."""
-    if isinstance(picture, np.ndarray | Tensor):
-        return crop_tensor(as_bytes(picture, spec, name), spec, augment, numbers)
+    """A resized random crop of one picture: (C, H, W) of the spec's size, bytes or floats as of `pixels`."""
+    if isinstance(picture, np.ndarray | Tensor) or spec.value_range is not None or spec.channels not in (1, 3):
+        return crop_tensor(pixels(picture, spec, name), spec, augment, numbers)
+    picture = fetched(picture)
+    if (raster := read_raster(picture, name, spec.channels)) is not None:
+        return crop_tensor(torch.as_tensor(to_pixels(raster, spec, name)), spec, augment, numbers)
     with opened(picture, name) as image:
         turned = spec.orient and orientation(image) != 1
         if image.format == "JPEG" and not turned:
@@ -69,19 +73,19 @@ def shrink_jpeg(image: Image.Image, factor: float, mode: str) -> None:
 
 
 def crop_tensor(image: Tensor, spec: Preprocess, augment: Augment, numbers: Floats) -> Tensor:
-    """A resized random crop of one picture in memory, bytes (C, H, W)."""
+    """A resized random crop of one picture in memory, (C, H, W)."""
     top, left, height, width = resized_crop_box(image.shape[-2], image.shape[-1], augment, numbers)
     return resize(image[None, :, top : top + height, left : left + width], spec, *spec.size)[0]
 
 
 def fit_for_shift(images: Tensor, spec: Preprocess) -> Tensor:
-    """What `shift_batch` crops from: whole pictures, resized to cover the spec's size, bytes (B, C, h, w)."""
+    """What `shift_batch` crops from: whole pictures, resized to cover the spec's size (B, C, h, w)."""
     whole = replace(spec, crop=1.0, resize_to=None)
     return resize(images, spec, *whole.resized(images.shape[-2], images.shape[-1]))
 
 
 def shift_batch(images: Tensor, spec: Preprocess, augment: Augment, draws: Draws) -> Tensor:
-    """Bytes (B, C, h, w), at least of the spec's size → a crop of each, moved at random within a border."""
+    """Pixels (B, C, h, w), at least of the spec's size → a crop of each, moved at random within a border."""
     height, width = spec.size
     if augment.pad_fill == "reflect":
         border = ((0, 0), (0, 0), (augment.pad, augment.pad), (augment.pad, augment.pad))
@@ -89,7 +93,7 @@ def shift_batch(images: Tensor, spec: Preprocess, augment: Augment, draws: Draws
     else:
         batch, channels, inner_height, inner_width = images.shape
         shape = (batch, channels, inner_height + 2 * augment.pad, inner_width + 2 * augment.pad)
-        padded = np.zeros(shape, dtype=np.uint8)
+        padded = np.zeros(shape, dtype=images.numpy().dtype)
         padded[:, :, augment.pad : augment.pad + inner_height, augment.pad : augment.pad + inner_width] = images
     windows = np.lib.stride_tricks.sliding_window_view(padded, (height, width), axis=(2, 3))
     down, across = draws.uniform("shift", 2).T

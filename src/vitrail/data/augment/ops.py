@@ -1,7 +1,8 @@
-"""The pixel operations of the policies, batched over bytes (B, C, H, W), each sample with its own strength.
+"""The pixel operations of the policies, batched over pixels (B, C, H, W), each sample with its own strength.
 
 Grey levels, blends and tables follow Pillow's arithmetic, which the policies' authors used. Products and sums are
-separate steps and sums over pixels are integers, so a sample's result does not depend on the batch around it.
+separate steps and sums over pixels are integers, so a sample's result does not depend on the batch around it. Pictures
+of more than 8 bits are floats in [0, 255]: the same formulas without the rounding.
 """
 
 from collections.abc import Callable
@@ -81,9 +82,14 @@ def warp(images: Tensor, maps: Array) -> Tensor:
 
 
 def grey(images: Tensor) -> Tensor:
-    """Luma (B, 1, H, W) as integers, by Pillow's ITU-R 601 weights; one channel is its own."""
+    """Luma (B, 1, H, W), as integers for bytes, by Pillow's ITU-R 601 weights; one channel is its own, of other numbers
+    it is the mean."""
     if images.shape[1] != 3:
-        return images[:, :1].to(torch.int32)
+        mean = images.to(torch.float32).mean(1, keepdim=True)
+        return mean if images.is_floating_point() else mean.round().to(torch.int32)
+    if images.is_floating_point():
+        red, green, blue = images.unbind(1)
+        return ((red * 19595 + green * 38470 + blue * 7471) / 65536)[:, None]
     red, green, blue = images.to(torch.int32).unbind(1)
     return ((red * 19595).add_(green * 38470).add_(blue * 7471).add_(0x8000) >> 16)[:, None]
 
@@ -91,10 +97,12 @@ def grey(images: Tensor) -> Tensor:
 def _blend(images: Tensor, towards: Tensor, factor: Tensor) -> Tensor:
     """`towards` where the factor is 0, the picture where it is 1, beyond it above."""
     base = towards.to(torch.float32)
-    return (images - base).mul_(factor).add_(base).clamp_(0, 255).to(torch.uint8)
+    return (images - base).mul_(factor).add_(base).clamp_(0, 255).to(images.dtype)
 
 
 def _contrast(images: Tensor, factor: Tensor) -> Tensor:
+    if images.is_floating_point():
+        return _blend(images, grey(images).double().mean((1, 2, 3), keepdim=True), factor)
     pixels = images.shape[-2] * images.shape[-1]
     mean = (2 * grey(images).sum((1, 2, 3), keepdim=True) + pixels) // (2 * pixels)  # rounded
     return _blend(images, mean, factor)
@@ -103,27 +111,35 @@ def _contrast(images: Tensor, factor: Tensor) -> Tensor:
 def _sharpness(images: Tensor, factor: Tensor) -> Tensor:
     if min(images.shape[-2:]) < 3:
         return images
-    whole = images.to(torch.int32)
+    whole = images if images.is_floating_point() else images.to(torch.int32)
     rows = whole[:, :, :-2] + whole[:, :, 1:-1] + whole[:, :, 2:]  # (B, C, H - 2, W)
     total = rows[..., :-2] + rows[..., 1:-1] + rows[..., 2:] + 4 * whole[:, :, 1:-1, 1:-1]
     smooth = whole.clone()
-    smooth[:, :, 1:-1, 1:-1] = (2 * total + 13) // 26  # Pillow's SMOOTH: weights 1 and 5 over 13, the border as it is
+    smooth[:, :, 1:-1, 1:-1] = (
+        total / 13 if images.is_floating_point() else (2 * total + 13) // 26
+    )  # Pillow's SMOOTH: weights 1 and 5 over 13, the border as it is
     return _blend(images, smooth, factor)
 
 
 def _autocontrast(images: Tensor, _: Tensor) -> Tensor:
-    low, high = images.amin((2, 3), keepdim=True).int(), images.amax((2, 3), keepdim=True).int()
+    low, high = images.amin((2, 3), keepdim=True), images.amax((2, 3), keepdim=True)
+    if images.is_floating_point():
+        return torch.where(high > low, (images - low) * 255 / (high - low), images)
+    low, high = low.int(), high.int()
     stretched = (images - low) * 255 // (high - low).clamp(min=1)
     return torch.where(high > low, stretched, images).to(torch.uint8)
 
 
 def _equalize(images: Tensor, _: Tensor) -> Tensor:
-    levels = images.flatten(2).long()  # (B, C, H·W)
+    levels = images.flatten(2).long()  # (B, C, H·W); floats are counted by their whole part
     counts = torch.zeros(*levels.shape[:2], 256, dtype=torch.long).scatter_add_(2, levels, torch.ones_like(levels))
     last = counts.gather(2, levels.amax(2, keepdim=True))  # of the brightest level that occurs
     step = (levels.shape[2] - last) // 255
     table = (counts.cumsum(2) - counts + step // 2) // step.clamp(min=1)
     table = torch.where(step > 0, table.clamp(max=255), torch.arange(256))
+    if images.is_floating_point():  # between two levels, between their new ones
+        here, above = table.float().gather(2, levels), table.float().gather(2, (levels + 1).clamp(max=255))
+        return (here + (above - here) * (images.flatten(2) - levels)).view_as(images)
     return table.to(torch.uint8).gather(2, levels).view_as(images)
 
 
@@ -139,7 +155,7 @@ def _blur(images: Tensor, sigma: Tensor) -> Tensor:
     total = torch.zeros(batch, channels, height, width)
     for tap in range(len(offsets)):
         total += rows[:, :, tap : tap + height] * weights[:, tap].view(-1, 1, 1, 1)
-    return total.round_().clamp_(0, 255).to(torch.uint8)
+    return total if images.is_floating_point() else total.round_().clamp_(0, 255).to(torch.uint8)
 
 
 def _hue(images: Tensor, shift: Tensor) -> Tensor:
@@ -154,7 +170,13 @@ def _hue(images: Tensor, shift: Tensor) -> Tensor:
     sectors = torch.stack(((green - blue) / safe, 2 + (blue - red) / safe, 4 + (red - green) / safe))
     hue = sectors.gather(0, largest[None])[0] + 6 * shift.view(-1, 1, 1)
     result = [value - chroma * _ramp(hue, offset) for offset in (5, 3, 1)]
-    return (torch.stack(result, 1) * 255).round_().clamp_(0, 255).to(torch.uint8)
+    turned = torch.stack(result, 1) * 255
+    return turned.clamp_(0, 255) if images.is_floating_point() else turned.round_().clamp_(0, 255).to(torch.uint8)
+
+
+def _posterize(images: Tensor, bits: Tensor) -> Tensor:
+    step = 2 ** (8 - bits.to(torch.int32))
+    return (images / step).floor() * step if images.is_floating_point() else images & (256 - step).to(torch.uint8)
 
 
 def _ramp(hue: Tensor, offset: int) -> Tensor:
@@ -163,16 +185,16 @@ def _ramp(hue: Tensor, offset: int) -> Tensor:
 
 
 KERNELS: dict[str, Kernel] = {
-    "brightness": lambda images, factor: (images * factor).clamp_(0, 255).to(torch.uint8),
+    "brightness": lambda images, factor: (images * factor).clamp_(0, 255).to(images.dtype),
     "saturation": lambda images, factor: _blend(images, grey(images), factor) if images.shape[1] == 3 else images,
     "contrast": _contrast,
     "sharpness": _sharpness,
-    "posterize": lambda images, bits: images & (256 - 2 ** (8 - bits.to(torch.int32))).to(torch.uint8),
+    "posterize": _posterize,
     "solarize": lambda images, threshold: torch.where(images >= threshold, 255 - images, images),
     "autocontrast": _autocontrast,
     "equalize": _equalize,
     "invert": lambda images, _: 255 - images,
-    "grayscale": lambda images, _: grey(images).to(torch.uint8).expand_as(images),
+    "grayscale": lambda images, _: grey(images).to(images.dtype).expand_as(images) if images.shape[1] == 3 else images,
     "blur": _blur,
     "hue": _hue,
 }

@@ -24,7 +24,7 @@ Flags = np.ndarray[Any, np.dtype[np.bool_]]
 
 
 def augment_batch(images: Tensor, spec: Preprocess, augment: Augment, draws: Draws) -> None:
-    """Flip, apply the policy, jitter and erase bytes (B, C, H, W) in place."""
+    """Flip, apply the policy, jitter and erase pixels (B, C, H, W) in place."""
     for stream, rate, axis in (("flip", augment.flip_rate, 3), ("flip-down", augment.vertical_flip_rate, 2)):
         if rate > 0:
             rows = np.flatnonzero(draws.one(stream) < rate)

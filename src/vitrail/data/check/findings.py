@@ -28,6 +28,7 @@ HUGE_PIXELS = 25_000_000
 FEW_PICTURES = 10  # per class, in training
 IMBALANCE = 10.0  # largest class over smallest
 OUTLYING = 10.0  # median absolute deviations from the median
+UNBALANCED = f"unbalanced classes (over {IMBALANCE:.0f}:1)"
 IGNORED = "file ignored (not a known picture format, or no class)"
 
 RECORD = "data_check.json"
@@ -190,7 +191,7 @@ def _judge_counts(dataset: Dataset) -> Iterator[DataFinding]:
     if train.max() > IMBALANCE * train.min():
         largest, smallest = dataset.classes[train.argmax()], dataset.classes[train.argmin()]
         detail = f"{largest} has {train.max()}, {smallest} has {train.min()}"
-        what = f"unbalanced {agree(2, noun)} (over {IMBALANCE:.0f}:1)"
+        what = UNBALANCED if noun == "class" else f"unbalanced {agree(2, noun)} (over {IMBALANCE:.0f}:1)"
         yield DataFinding("warning", what, smallest, "train", smallest, detail)
 
 

@@ -1,6 +1,7 @@
 """Examining every picture of a data set once, in threads."""
 
 import hashlib
+import io
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
@@ -15,10 +16,11 @@ from torch import Tensor
 
 from vitrail.data.config import check_workers
 from vitrail.data.label_kinds import Labelling
-from vitrail.data.pixels import EXTENSIONS, ImageLike, decode, has_alpha, has_sixteen_bits, opened, orientation
+from vitrail.data.pixels import EXTENSIONS, ImageLike, decode, fetched, has_alpha, opened, orientation, read_raster
 from vitrail.data.preprocess import Preprocess
+from vitrail.data.rasters import START, Raster, sniff
 from vitrail.data.source import Dataset, FileSource, Source
-from vitrail.data.transform import as_bytes, to_pil
+from vitrail.data.transform import as_raster, look_at_raster
 from vitrail.errors import InputError
 from vitrail.wording import reason
 
@@ -71,10 +73,15 @@ def examine(source: Source, split: str, labelling: Labelling, index: int) -> Pic
     try:
         picture = source.picture(index)
         if isinstance(picture, np.ndarray | Tensor):
-            return _measure(replace(fact, kind="array"), to_pil(as_bytes(picture, _COLOR, fact.key)))
+            return _measure_raster(replace(fact, kind="array"), as_raster(picture))
+        picture = fetched(picture)
+        own = fact.key if isinstance(source, FileSource) else picture
+        if (raster := read_raster(picture, fact.key)) is not None:
+            kind = _kind(picture)
+            fact = replace(fact, kind=kind, traits=_depth(raster), extension=_wrong_extension(own, kind))
+            return _measure_raster(fact, raster)
         with opened(picture, fact.key) as image:
             kind, traits = image.format or "picture", tuple(_traits(image))
-            own = fact.key if isinstance(source, FileSource) else picture
             fact = replace(fact, kind=kind, traits=traits, extension=_wrong_extension(own, kind))
             return _measure(fact, decode(image, _COLOR, fact.key))
     except (InputError, OSError) as error:
@@ -88,14 +95,26 @@ def _traits(image: Image.Image) -> Iterator[str]:
         yield "alpha"
     if image.mode == "CMYK":
         yield "CMYK"
-    if has_sixteen_bits(image):
-        yield "16 bits"
     if image.mode in ("P", "PA"):
         yield "palette"
     if getattr(image, "n_frames", 1) > 1 and image.format != "MPO":
         yield "animated"
     if orientation(image) != 1:
         yield "rotated by EXIF"
+
+
+def _kind(picture: ImageLike) -> str:
+    """The format of a picture that is read as a raster."""
+    if isinstance(picture, Image.Image):
+        return picture.format or "picture"
+    with io.BytesIO(picture) if isinstance(picture, bytes) else Path(picture).open("rb") as file:
+        return sniff(file.read(START)) or "PNG"
+
+
+def _depth(raster: Raster) -> tuple[str, ...]:
+    count = len(raster.values)
+    deep = () if raster.values.dtype == np.uint8 else (raster.depth,)
+    return (*deep, *((f"{count} channels",) if count not in (1, 3) else ()))
 
 
 def _wrong_extension(picture: ImageLike, kind: str) -> str:
@@ -106,10 +125,14 @@ def _wrong_extension(picture: ImageLike, kind: str) -> str:
     return "" if same else extension or "none"
 
 
-def _measure(fact: PictureFacts, image: Image.Image) -> PictureFacts:
-    """The size, and the fingerprints by which duplicates are found."""
+def _measure_raster(fact: PictureFacts, raster: Raster) -> PictureFacts:
+    return _measure(fact, look_at_raster(raster), raster.values.tobytes())
+
+
+def _measure(fact: PictureFacts, image: Image.Image, pixels: bytes | None = None) -> PictureFacts:
+    """The size, and the fingerprints by which duplicates are found; `pixels` are those that the image cannot hold."""
     digest = hashlib.blake2b(f"{image.size}".encode(), digest_size=16)
-    digest.update(image.tobytes())
+    digest.update(image.tobytes() if pixels is None else pixels)
     grey = image.convert("L")
     return replace(
         fact,

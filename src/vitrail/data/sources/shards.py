@@ -135,9 +135,10 @@ def _key(entry: tarfile.TarInfo) -> str:
 
 
 def _member(archive: tarfile.TarFile, key: str, entries: list[tarfile.TarInfo]) -> Member | None:
-    picture = next((entry for entry in entries if Path(entry.name).suffix.lower() in EXTENSIONS), None)
-    if picture is None:
+    pictures = [entry for entry in entries if Path(entry.name).suffix.lower() in EXTENSIONS]
+    if not pictures:
         return None
+    picture = min(pictures, key=lambda entry: entry.name.lower().endswith(".npy"))  # beside a picture, a mask or so
     return Member(key, picture.offset_data, picture.size, _label(archive, key, entries))
 
 

@@ -110,7 +110,10 @@ async function fetchModels() {
   try {
     const answer = await ask("/v1/models");
     const named = await Promise.all(answer.models.map(({ name }) => ask("/v1/labels", { model: name })));
-    models = answer.models.map((model, index) => ({ ...model, labels: named[index].labels }));
+    models = answer.models.map((model, index) => {
+      const { labels, thresholds } = named[index];
+      return { ...model, labels, thresholds };
+    });
   } catch (error) {
     if (!(error instanceof Problem)) throw error;
     find("served").textContent = "not connected";
@@ -168,14 +171,18 @@ function showClasses() {
   find("examples").hidden = find("try-label").hidden = !any;
 }
 
-function listClasses({ name, classes, labels }) {
-  const [line, count] = [document.createElement("p"), `${classes.toLocaleString("en")} class${classes === 1 ? "" : "es"}`];
+const NOUNS = { several: ["label", "labels"], number: ["value", "values"] };
+
+function listClasses({ name, task, classes, labels }) {
+  const [one, many] = NOUNS[task] ?? ["class", "classes"];
+  const [line, count] = [document.createElement("p"), `${classes.toLocaleString("en")} ${classes === 1 ? one : many}`];
+  const knows = task === "number" ? "measures" : "knows";
   if (!classes) line.textContent = `${name} gives embeddings and knows no classes.`;
-  else if (labels.every((label, index) => label === String(index))) line.textContent = `${name} knows ${count}, which have no names.`;
-  else if (classes <= FEW) line.textContent = `${name} knows ${count}: ${labels.join(", ")}.`;
+  else if (labels.every((label, index) => label === String(index))) line.textContent = `${name} ${knows} ${count}, which have no names.`;
+  else if (classes <= FEW) line.textContent = `${name} ${knows} ${count}: ${labels.join(", ")}.`;
   else {
     const [details, summary] = [document.createElement("details"), document.createElement("summary")];
-    summary.textContent = `${name} knows ${count}, such as ${labels.slice(0, FEW / 2).join(", ")}.`;
+    summary.textContent = `${name} ${knows} ${count}, such as ${labels.slice(0, FEW / 2).join(", ")}.`;
     line.textContent = labels.join(", ");
     details.append(summary, line);
     return details;
@@ -250,7 +257,8 @@ function writeSnippet() {
   const name = pane.name ?? "picture.jpg";
   const type = (!pane.isFlattened && pane.file?.type) || TYPES[name.split(".").at(-1).toLowerCase()] || "application/octet-stream";
   const model = models.length > 1 ? pane.model.name : null;
-  const facts = { origin: location.origin, model, name, type, method: shared.settings.method, token: usesToken() };
+  const task = pane.model?.task ?? "one";
+  const facts = { origin: location.origin, model, name, type, task, method: shared.settings.method, token: usesToken() };
   find("snippet").textContent = (language === "curl" ? curl : python)(facts);
 }
 

@@ -3,7 +3,7 @@
 import { askAbout, Problem } from "./server.js";
 import { paintRamp, Stage } from "./stage.js";
 
-const TOP_K = 5;
+const COVERAGE = 0.9; // of the intervals around values, if the calibration promises as much
 const BAND = 256; // rows of a picture that are looked at together
 const TOUCH = matchMedia("(pointer: coarse)");
 
@@ -32,7 +32,7 @@ export class Pane {
     this.model = null; // until the page is connected
     this.source = null; // gives the chosen picture's file, which an example has to fetch
     this.file = null; // what is sent to the server, once it is here
-    this.target = null; // the class that is explained; null: the predicted one
+    this.target = null; // the number of what is explained; null: the most likely class, or the first value
     this.turns = { picture: 0, map: 0, patch: 0 }; // the number of the latest question of each kind
     this.loading = new AbortController();
     this.questions = new Map(); // those about this picture, answered or under way, by what is asked
@@ -122,8 +122,12 @@ export class Pane {
       this.showFacts(null);
       return;
     }
-    const answer = await this.ask("/v1/predict", { top_k: TOP_K, model: this.model.name });
-    if (isLatest()) this.showLabels(answer);
+    const { name, highest_coverage: highest } = this.model;
+    const coverage = this.model.task === "number" && highest !== null ? Math.min(COVERAGE, highest) : null;
+    const answer = await this.ask("/v1/predict", { model: name, coverage });
+    if (!isLatest()) return;
+    if (answer.predictions[0].values.length) this.showValues(answer, coverage);
+    else this.showLabels(answer);
   }
 
   /** A message about the only picture: by the name that people know, without the decoder's own words. */
@@ -133,38 +137,77 @@ export class Pane {
   }
 
   showLabels({ predictions: [{ labels, familiar }], milliseconds, model }) {
-    this.labels = labels;
-    const [best] = labels;
-    this.part("answer").textContent = nameOf(best);
-    this.part("unfamiliar").hidden = familiar !== false;
-    this.part("bars").replaceChildren(...labels.map((label) => this.bar(label)));
-    const explains = this.model.methods.some((method) => method !== "attention" && method !== "rollout");
-    this.part("bars-note").textContent = explains ? "Select a class to see what speaks for it." : "";
-    this.showFacts(milliseconds, model);
+    const { thresholds } = this.model; // of several labels, of which only those above them are answered
+    this.part("bars").classList.toggle("several", thresholds !== null);
+    const names = labels.map(nameOf);
+    this.part("answer").textContent = thresholds ? names.join(", ") || "No label applies" : names[0];
+    this.part("bars").replaceChildren(...labels.map((label) => this.labelBar(label, thresholds?.[label.index])));
+    const explains = labels.length && this.explainsTargets();
+    const line = thresholds && labels.length ? " The line on a bar is where the label begins to apply." : "";
+    const noun = thresholds ? "label" : "class";
+    this.part("bars-note").textContent = explains ? `Select a ${noun} to see what speaks for it.${line}` : line.trim();
     const spoken = labels.map((label) => `${nameOf(label)} ${percent(label.score)}`).join(", ");
+    this.finish(spoken || "no label applies", familiar, milliseconds, model);
+  }
+
+  /** What a model measures: each value, and the interval that holds the true one as often as the coverage says. */
+  showValues({ predictions: [{ values, intervals, familiar }], milliseconds, model }, coverage) {
+    const { labels } = this.model;
+    const texts = values.map((value, index) => `${labels[index]} ${digits(value)}`);
+    this.part("answer").textContent = texts.join(", ");
+    const spans = values.map((_, index) => (intervals ? intervals[index].map(digits).join(" to ") : ""));
+    this.part("bars").replaceChildren(
+      ...values.map((value, index) => this.bar(labels[index], index, digits(value), spans[index])),
+    );
+    const promise = intervals ? `The true value lies in its interval for ${Math.round(100 * coverage)} % of pictures like those of the calibration.` : "";
+    const select = this.explainsTargets() ? "Select a value to see what it rests on." : "";
+    this.part("bars-note").textContent = `${select} ${promise}`.trim();
+    this.finish(texts.map((text, index) => text + (spans[index] && `, ${spans[index]}`)).join("; "), familiar, milliseconds, model);
+  }
+
+  explainsTargets() {
+    return this.model.methods.some((method) => method !== "attention" && method !== "rollout");
+  }
+
+  finish(spoken, familiar, milliseconds, model) {
+    this.part("unfamiliar").hidden = familiar !== false;
+    this.showFacts(milliseconds, model);
     const doubt = familiar === false ? ` ${this.part("unfamiliar").textContent}` : "";
     this.shared.announce(`${this.name}, ${model.name}: ${spoken}.${doubt}`);
   }
 
-  bar(label) {
-    const { index, score } = label;
+  labelBar(label, threshold) {
+    const item = this.bar(nameOf(label), label.index, percent(label.score));
+    const track = document.createElement("span");
+    track.className = "track";
+    const fill = document.createElement("span");
+    fill.style.width = `${100 * label.score}%`;
+    track.append(fill);
+    if (threshold !== undefined) {
+      const mark = document.createElement("i");
+      mark.className = "threshold";
+      mark.style.left = `${100 * threshold}%`;
+      track.append(mark);
+    }
+    item.firstElementChild.append(track);
+    return item;
+  }
+
+  /** A row that can be selected to be explained: its name, a number, and what is below them. */
+  bar(text, index, number, below = "") {
     const button = document.createElement("button");
     button.type = "button";
     button.className = "bar";
     button.disabled = !this.model.explains;
     button.setAttribute("aria-pressed", "false");
     button.dataset.index = index;
-    const [name, track, share] = ["bar-label", "track", "share"].map((kind) => {
+    const parts = { "bar-label": text, share: number, ...(below && { interval: below }) };
+    for (const [kind, content] of Object.entries(parts)) {
       const span = document.createElement("span");
       span.className = kind;
-      return span;
-    });
-    name.textContent = nameOf(label);
-    share.textContent = percent(score);
-    const fill = document.createElement("span");
-    fill.style.width = `${100 * score}%`;
-    track.append(fill);
-    button.append(name, share, track);
+      span.textContent = content;
+      button.append(span);
+    }
     button.addEventListener("click", () => {
       this.target = index;
       this.explain();
@@ -241,7 +284,8 @@ export class Pane {
 
   describe({ method, target }) {
     const looks = target === null || ["attention", "rollout"].includes(method);
-    const bright = looks ? "The model looks at the bright parts" : `The bright parts speak for ${nameOf(target)}`;
+    const speak = this.model.task === "number" ? "The value rests on the bright parts:" : "The bright parts speak for";
+    const bright = looks ? "The model looks at the bright parts" : `${speak} ${nameOf(target)}`;
     const cropped = this.stage.isCropped ? " The model does not see the striped part." : "";
     const flattened = this.isFlattened ? " What is transparent was laid on white, for the model too." : "";
     this.said = `${bright} (${method}).${cropped}${flattened}`;
@@ -346,5 +390,6 @@ function hasTransparency(context, { width, height }) {
 
 /** A class of a model without names is called by its number. */
 const nameOf = ({ label, index }) => (label === String(index) ? `class ${index}` : label);
+const digits = (value) => value.toLocaleString("en", { maximumSignificantDigits: 4, useGrouping: false });
 const percent = (score) => `${(100 * score).toFixed(1)} %`;
 const short = (milliseconds) => (milliseconds < 10 ? milliseconds.toFixed(1) : milliseconds.toFixed(0));
