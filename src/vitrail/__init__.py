@@ -33,6 +33,8 @@ if TYPE_CHECKING:
     from vitrail.verbs.diff import diff as diff
     from vitrail.verbs.doctor import doctor as doctor
     from vitrail.verbs.embed import embed as embed
+    from vitrail.verbs.estimators import Classifier as Classifier
+    from vitrail.verbs.estimators import Regressor as Regressor
     from vitrail.verbs.evaluate import evaluate as evaluate
     from vitrail.verbs.explain import explain as explain
     from vitrail.verbs.explain import figures as figures

@@ -4,6 +4,7 @@ VitrailError                     caught by the command line: one message, exit c
 ├── ConfigError                  a field or a combination of fields that cannot work
 │   └── OutOfMemoryError         a model or a batch that does not fit into the memory of the device
 ├── InputError                   a picture, tensor or mask of the wrong kind or shape
+│   └── SamplesError             an X or y that an estimator cannot use; a ValueError too, as scikit-learn expects
 ├── DataError                    a data set that is missing, broken or inconsistent
 ├── WeightsError                 a checkpoint that is damaged, unknown or does not fit
 ├── ExplanationError             an explanation without information: empty, constant or not a number
@@ -52,6 +53,10 @@ class OutOfMemoryError(ConfigError):
 
 class InputError(VitrailError):
     """A picture, tensor or mask of the wrong kind or shape."""
+
+
+class SamplesError(InputError, ValueError):
+    """An X or y that an estimator cannot learn from or predict; scikit-learn expects a ValueError."""
 
 
 class DataError(VitrailError):

@@ -114,8 +114,12 @@ SHARES = frozenset({"accuracy", "balanced_accuracy", "exact_match"})  # metrics 
 
 
 METRIC_NAMES = {
-    "map": "mAP", "micro_f1": "micro F1", "macro_f1": "macro F1",
-    "mae": "MAE", "rmse": "RMSE", "r2": "R²",
+    "map": "mAP",
+    "micro_f1": "micro F1",
+    "macro_f1": "macro F1",
+    "mae": "MAE",
+    "rmse": "RMSE",
+    "r2": "R²",
 }
 
 

@@ -32,13 +32,13 @@ from vitrail.serving.settings import ServeSettings
 from vitrail.tasks.familiarity import Familiarity, Packed
 from vitrail.tasks.one import LabelSets
 from vitrail.tasks.task import Trust
-from vitrail.training.config import Machine, Optim, Schedule, Start, TrainConfig
+from vitrail.training.config import Machine, Optim, Schedule, Selection, Start, TrainConfig
 from vitrail.weights.infer import Hints
 from vitrail.weights.metadata import Metadata, Origin
 
 # Section of a page → the dataclasses in it.
 GROUPS: dict[str, tuple[type[Any], ...]] = {
-    "training": (TrainConfig, Start, Optim, Schedule, Machine, Augment, DataConfig, Columns),
+    "training": (TrainConfig, Start, Optim, Schedule, Machine, Augment, DataConfig, Columns, Selection),
     "model": (
         *(ViTConfig, BlockConfig, PositionConfig, NoRelative, Rope, RelativeBias, Rates),
         *(PatchStem, ConvStem, ResNetStem),

@@ -38,6 +38,7 @@ HEADINGS = {
     "Optim": "Optimiser",
     "Schedule": "Schedule",
     "Augment": "Augmentation",
+    "Selection": "Folds and search",
     "DataConfig": "Data",
     "Machine": "Machine",
     "ServeSettings": "Service",

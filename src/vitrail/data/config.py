@@ -51,6 +51,9 @@ class DataConfig:
     """CSV files whose column `key` lists samples to leave out, such as those of `vitrail data audit`. All other samples
     stay in their splits."""
     columns: Columns = field(default_factory=Columns)
+    group: str | None = field(default=None, metadata=IF_USED)
+    """For a table: a column whose values are never split up, such as the patient or the video: pictures with the same
+    one are in the same split, and in the same fold."""
     task: str = field(default=AUTO, metadata=IF_USED)
     """What is learned of each picture: one (its class), several (all labels that apply), number (one or more measured
     values), or auto: what the labels look like."""

@@ -69,7 +69,23 @@ def open_data(where: str | Path, config: DataConfig | None = None) -> Dataset:
         dataset = _with_task(_open(where, config), config)
     except OSError as error:  # a folder without permission, a failing disk, …
         raise DataError(f"{where}: cannot be read ({reason(error)}).") from error
+    if config.group is not None:
+        _check_groups(dataset, config.group)
     return exclude_samples(dataset, config.exclude) if config.exclude else dataset
+
+
+def _check_groups(dataset: Dataset, column: str) -> None:
+    """Refuse groups where there are none, and those that the data's own splits have torn apart."""
+    if not dataset.groups:
+        raise DataError(f"{dataset.name}: `group={column}` names a column of a table, and these data are no table.")
+    home: dict[str, str] = {}
+    for split, source in dataset.splits.items():
+        for group in (dataset.groups[source.key(index)] for index in range(len(source))):
+            if home.setdefault(group, split) != split:
+                raise DataError(
+                    f"{dataset.name}: the group {shorten(group)} is in {home[group]} and in {split}; move its pictures "
+                    "to one of them, or omit the column of splits."
+                )
 
 
 def _with_task(dataset: Dataset, config: DataConfig) -> Dataset:

@@ -161,6 +161,61 @@ class RowSource(Source):
         return part
 
 
+class JoinedSource(Source):
+    """Several sources, one after the other; or those of their pictures that were chosen."""
+
+    def __init__(self, parts: Sequence[Source], chosen: Integers | None = None) -> None:
+        labels = np.concatenate([part.labels for part in parts])
+        self._chosen = np.arange(len(labels)) if chosen is None else chosen
+        super().__init__(labels[self._chosen])
+        self._parts = parts
+        self._ends = np.cumsum([len(part) for part in parts])
+
+    def _locate(self, index: int) -> tuple[Source, int]:
+        place = int(self._chosen[index])
+        part = int(np.searchsorted(self._ends, place, side="right"))
+        return self._parts[part], place - int(self._ends[part]) + len(self._parts[part])
+
+    def picture(self, index: int) -> Picture:
+        part, offset = self._locate(index)
+        return part.picture(offset)
+
+    def require_room(self) -> None:
+        for part in self._parts:
+            part.require_room()
+
+    def prefetch(self, indices: Sequence[int] | Integers) -> None:
+        places: dict[int, list[int]] = {}
+        for index in indices:
+            part, offset = self._locate(int(index))
+            places.setdefault(self._parts.index(part), []).append(offset)
+        for part, offsets in places.items():
+            self._parts[part].prefetch(offsets)
+
+    def offer(self, index: int) -> Picture:
+        part, offset = self._locate(index)
+        return part.offer(offset)
+
+    def key(self, index: int) -> str:
+        part, offset = self._locate(index)
+        return part.key(offset)
+
+    def select(self, indices: Sequence[int] | Integers) -> Source:
+        return JoinedSource(self._parts, self._chosen[np.asarray(indices)])
+
+
+def join_sources(first: Source, second: Source) -> Source:
+    """The pictures of both, one after the other: of the same kind, where they can be."""
+    labels = np.concatenate([first.labels, second.labels])
+    if isinstance(first, ArraySource) and isinstance(second, ArraySource):
+        import torch
+
+        return ArraySource(torch.cat([first.images, second.images]), labels, first.keys() + second.keys())
+    if type(first) is FileSource and type(second) is FileSource and first.root == second.root:
+        return first.renamed(first.keys() + second.keys(), labels)
+    return JoinedSource([first, second])
+
+
 @dataclass(frozen=True, kw_only=True)
 class Dataset:
     """A data set: what its labels mean, the names of the model's outputs, and its splits."""
@@ -175,6 +230,7 @@ class Dataset:
     excluded: Mapping[str, Source] = field(
         default_factory=dict[str, Source], repr=False
     )  # split → left out by the user
+    groups: Mapping[str, str] = field(default_factory=dict[str, str], repr=False)  # of each key, if they stay together
     max_broken_rate: float = MAX_BROKEN_RATE  # of a split's pictures; they are left out
     named_task: bool = False  # by the user, who need not be asked whether another one is meant
     assumed: tuple[str, ...] = ()  # what was chosen from the data, a sentence each
@@ -257,10 +313,17 @@ class Dataset:
         keys, labels = train.keys(), train.labels
         if rest is not None:  # which decide with the others where the border is, so that it stays where it was
             keys, labels = keys + rest.keys(), np.concatenate([labels, rest.labels])
-        parts = stratify(keys, labels, {"val": rate}, seed)
+        parts = stratify(keys, labels, {"val": rate}, seed, self.groups)
         parts = {name: indices[indices < len(train)] for name, indices in parts.items()}
         made = {name: train.select(indices) for name, indices in parts.items() if len(indices)}
         return replace(self, splits={**self.splits, **made}, made_split=True)
+
+    def pooled(self) -> "Dataset":
+        """The same data with the validation pictures among those for training: folds hold out their own."""
+        rest = {name: source for name, source in self.splits.items() if name != "val"}
+        if "val" in self.splits:
+            rest["train"] = join_sources(self.splits["train"], self.splits["val"])
+        return replace(self, splits=rest, made_split=True)
 
     def sample(self, share: float, seed: int = 0) -> "Dataset":
         """A share of each split, the classes in the same proportions, and at least one picture of each."""

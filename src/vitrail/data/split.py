@@ -1,10 +1,6 @@
-"""Stratified splits that depend only on the samples' names, and the file that keeps them.
-
-Several labels per picture are split by iterative stratification (Sechidis et al., 2011), values by quantiles.
-"""
+"""Stratified splits that depend only on the samples' names, and the file that keeps them."""
 
 import csv
-import hashlib
 from collections.abc import Generator, Iterable, Mapping, Sequence
 from contextlib import contextmanager
 from io import TextIOWrapper
@@ -14,9 +10,10 @@ import numpy as np
 
 from vitrail.data.config import DataConfig
 from vitrail.data.label_kinds import Labels
+from vitrail.data.partition import divide, order_by_hash, quantile_bins
 from vitrail.errors import ConfigError, DataError, shorten
 from vitrail.files import atomic_path
-from vitrail.rng import Floats, Integers
+from vitrail.rng import Integers
 from vitrail.storage import open_file_store
 
 # Folder or column value → the split that it means.
@@ -31,19 +28,24 @@ SPLIT_NAMES = {
     "testing": "test",
 }
 SPLITS = ("train", "val", "test")
-MOST_BINS, IN_BIN = 10, 20  # quantiles of values, and the pictures that each must have
 UNUSED = "unused"  # in a split file: a sample that is in no split
 
 
-def split_samples(config: DataConfig, keys: Sequence[str], labels: Sequence[int | str] | Labels) -> dict[str, Integers]:
+def split_samples(
+    config: DataConfig,
+    keys: Sequence[str],
+    labels: Sequence[int | str] | Labels,
+    groups: Mapping[str, str] | None = None,
+) -> dict[str, Integers]:
     """Split → indices, for data without splits: by the split file, or stratified; empty splits are left out.
 
-    Of a split file, those that are `UNUSED` too.
+    Of a split file, those that are `UNUSED` too. `groups` are those of the keys.
     """
     if config.split_file:
         parts = read_split(config.split_file, keys)
     else:
-        parts = stratify(keys, labels, {"val": config.val_rate, "test": config.test_rate}, config.split_seed)
+        rates = {"val": config.val_rate, "test": config.test_rate}
+        parts = stratify(keys, labels, rates, config.split_seed, groups)
     return {name: indices for name, indices in parts.items() if len(indices)}
 
 
@@ -54,23 +56,29 @@ def refuse_split_file(config: DataConfig, name: str) -> None:
 
 
 def stratify(
-    keys: Sequence[str], labels: Sequence[int | str] | Labels, rates: Mapping[str, float], seed: int
+    keys: Sequence[str],
+    labels: Sequence[int | str] | Labels,
+    rates: Mapping[str, float],
+    seed: int,
+    groups: Mapping[str, str] | None = None,
 ) -> dict[str, Integers]:
     """Split → indices, all labels in the same proportions; "train" gets the rest and at least one of each label.
 
     A sample's position follows from the hash of its name, so neither the order of the files nor new ones move the
-    others far. A class of n samples gives round(n × rate) to a split, and at least one as long as two remain.
+    others far. A class of n samples gives round(n × rate) to a split, and at least one as long as two remain. Several
+    labels per picture, and pictures of the same group, which stay together, are divided by `partition.py`.
     """
     if not all(0 <= rate < 1 for rate in rates.values()) or sum(rates.values()) >= 1:
         raise ConfigError(f"split rates must be at least 0 and sum to less than 1; got {dict(rates)}.")
-    texts = (f"{seed}:{key}".encode("utf-8", "surrogateescape") for key in keys)
-    ranks = b"".join([hashlib.blake2b(text, digest_size=8).digest() for text in texts])
-    order = np.argsort(np.frombuffer(ranks, dtype=">u8"), kind="stable")
     array = np.asarray(labels)
-    if array.ndim == 2 and array.dtype == np.uint8:
-        parts = _divide_sets(keys, array, order, rates)
+    if groups or (array.ndim == 2 and array.dtype == np.uint8):
+        shares = {"train": 1 - sum(rates.values()), **{name: rate for name, rate in rates.items() if rate}}
+        part_of = divide(keys, array, list(shares.values()), seed, groups, first_has_all=True)
+        parts = {name: np.flatnonzero(part_of == part).tolist() for part, name in enumerate(shares)}
+        parts |= {name: [] for name in rates if name not in shares}
     else:
-        parts = _divide_classes(keys, array if array.ndim == 1 else _bins(array), order, rates)
+        order = order_by_hash(keys, seed)
+        parts = _divide_classes(keys, array if array.ndim == 1 else quantile_bins(array), order, rates)
     return {name: np.array(sorted(indices), dtype=np.int64) for name, indices in parts.items()}
 
 
@@ -91,58 +99,6 @@ def _divide_classes(
             parts[name] += indices[start : start + count].tolist()
             start += count
         parts["train"] += indices[start:].tolist()
-    return parts
-
-
-def _bins(values: Labels) -> Labels:
-    """The quantile that each picture's first value is in; enough pictures in each for all splits."""
-    count = min(MOST_BINS, len(values) // IN_BIN)
-    if count < 2 or not values.shape[1]:
-        return np.zeros(len(values), dtype=np.int64)
-    first = values[:, 0].astype(np.float64)
-    return np.searchsorted(np.quantile(first, np.arange(1, count) / count), first, side="right")
-
-
-def _divide_sets(
-    keys: Sequence[str], labels: Labels, order: Integers, rates: Mapping[str, float]
-) -> dict[str, list[int]]:
-    """Iterative stratification: the rarest label first, each of its pictures to the split that lacks it most.
-
-    The paper breaks ties at random; here the order of the pictures and of the splits decides. The last picture with a
-    label that no training picture has goes to training.
-    """
-    groups: dict[str, list[int]] = {}  # samples with the same name are the same picture, and stay together
-    for index in map(int, order):
-        groups.setdefault(keys[index], []).append(index)
-    units = list(groups.values())
-    sets = np.stack([labels[unit].max(axis=0) for unit in units]) if units else labels
-    shares = {"train": 1 - sum(rates.values()), **{name: rate for name, rate in rates.items() if rate}}
-    left = sets.sum(axis=0, dtype=np.int64)  # pictures of each label that are still to be placed
-    names, share = list(shares), np.array(list(shares.values()))
-    wanted = share[:, None] * left  # (splits, labels)
-    room = share * len(units)
-    own = [np.flatnonzero(row) for row in sets]
-    trained = np.zeros(len(left), dtype=bool)  # labels that training has
-    parts: dict[str, list[int]] = {name: [] for name in ("train", *rates)}
-
-    def place(unit: int, desire: Floats) -> None:
-        last = left[own[unit]] == 1
-        split = 0 if (last & ~trained[own[unit]]).any() else max(range(len(names)), key=lambda k: (desire[k], room[k]))
-        parts[names[split]].extend(units[unit])
-        wanted[split, own[unit]] -= 1
-        room[split] -= 1
-        left[own[unit]] -= 1
-        if split == 0:
-            trained[own[unit]] = True
-
-    waiting = np.ones(len(units), dtype=bool)
-    while left.any():
-        label = int(np.where(left > 0, left, len(units) + 1).argmin())
-        for unit in np.flatnonzero(waiting & (sets[:, label] > 0)).tolist():
-            place(unit, wanted[:, label])
-            waiting[unit] = False
-    for unit in np.flatnonzero(waiting).tolist():  # without a label
-        place(unit, room)
     return parts
 
 

@@ -13,8 +13,8 @@ import numpy as np
 
 from vitrail.data.source import Dataset, refuse_broken
 from vitrail.errors import DataError
-from vitrail.evaluation.measurement import Measurement, Singles, align_outputs, choose, make_measurement, run
-from vitrail.evaluation.ood import TRAINING_PICTURES, fit_familiarity
+from vitrail.evaluation.measurement import HELD_OUT, Measurement, Singles, align_outputs, choose, make_measurement, run
+from vitrail.evaluation.ood import TRAINING_PICTURES, fit_familiarity, rank_by
 from vitrail.prediction import Predictor
 from vitrail.progress import Advance
 from vitrail.rng import Integers
@@ -32,6 +32,14 @@ class SplitOutputs(NamedTuple):
     broken: dict[str, str]  # the others, and why
 
 
+Known = Callable[[str, Integers, list[int]], SplitOutputs | None]  # of samples of a split, in the order of the outputs
+
+
+def nothing_known(split: str, samples: Integers, order: list[int]) -> SplitOutputs | None:
+    """Everything has to be computed."""
+    return None
+
+
 def count_pictures(dataset: Dataset, split: str = "val") -> int:
     """How many pictures `fit_trust` looks at."""
     return len(dataset.split(split)) + min(TRAINING_PICTURES, len(dataset.split("train")))
@@ -43,7 +51,7 @@ def fit_trust(
     split: str = "val",
     *,
     by_position: bool = False,
-    known: Callable[[str, Integers, list[int]], SplitOutputs | None] = lambda _split, _samples, _order: None,
+    known: Known = nothing_known,
     progress: Advance = lambda _: None,
 ) -> tuple[Trust, Measurement]:
     """What a calibration on a split finds, and what was measured for it; too few pictures are an error.
@@ -73,6 +81,31 @@ def fit_trust(
     familiarity = fit_familiarity(trained_on, _classes_of(dataset.split("train").labels[seen]), features)
     trust = replace(trust, familiarity=familiarity)
     return trust, replace(measurement, familiarity=None if familiarity is None else familiarity.scores(features))
+
+
+def fit_trust_by_others(
+    predictor: Predictor,
+    dataset: Dataset,
+    held_out: Measurement,
+    *,
+    known: Known = nothing_known,
+    progress: Advance = lambda _: None,
+) -> Trust:
+    """A calibration of a model that was trained on all pictures: by the outputs of models like it, each of which was
+    measured on pictures that it was not trained on.
+    """
+    outputs = align_outputs(predictor, dataset)
+    trust = predictor.task.calibrate(held_out.logits, held_out.targets, outputs.names, f"{dataset.name}, {HELD_OUT}")
+    if held_out.familiarity is None:
+        return trust
+    samples = choose(len(dataset.split("train")), TRAINING_PICTURES)
+    found = known("train", samples, outputs.order)
+    found = found or _compute(predictor, dataset, "train", outputs.order, samples, progress)
+    labels = _classes_of(dataset.split("train").labels[found.samples])
+    familiarity = fit_familiarity(found.features, labels, found.features)
+    if familiarity is None:
+        return trust
+    return replace(trust, familiarity=rank_by(familiarity, held_out.familiarity))
 
 
 def _classes_of(labels: Any) -> Integers:

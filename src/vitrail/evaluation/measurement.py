@@ -14,8 +14,7 @@ from torch import Tensor
 
 from vitrail.data.chunks import read_samples
 from vitrail.data.label_kinds import LABELLINGS, Labels
-from vitrail.data.pixels import Picture
-from vitrail.data.source import Dataset, Source, refuse_broken
+from vitrail.data.source import Dataset, JoinedSource, Source, refuse_broken
 from vitrail.errors import ConfigError, DataError, InputError, suggest
 from vitrail.evaluation import ViewName
 from vitrail.prediction import Predictor
@@ -31,6 +30,7 @@ from vitrail.tasks.one_scores import OneScores
 from vitrail.tasks.task import Results, Task, Trust
 from vitrail.threads import map_in_order
 
+HELD_OUT = "held-out"  # the split of what folds measured: each picture by a model that was not trained on it
 COVERAGE = 0.95  # of the label sets that are measured unless another is requested
 SHIFT = 16  # a shift moves the picture by 1/16 of its side
 
@@ -81,6 +81,7 @@ class Measurement:
     familiarity: Floats | None = None  # (N,) the scores of its `Familiarity`; None if it cannot tell
     coverage: float = COVERAGE  # of the label sets that are measured
     train_counts: tuple[int, ...] = ()  # training pictures with each label; empty: unknown
+    folds: tuple[int, ...] | None = None  # of each picture, from 1, if the folds' models were measured
     chose_epoch: bool = False  # the weights are those of the best epoch on this split: optimistic
 
     @cached_property
@@ -244,52 +245,11 @@ def make_measurement(
     )
 
 
-class _Joined(Source):
-    """Several sources, one after the other; or those of their pictures that were chosen."""
-
-    def __init__(self, parts: Sequence[Source], chosen: Integers | None = None) -> None:
-        labels = np.concatenate([part.labels for part in parts])
-        self._chosen = np.arange(len(labels)) if chosen is None else chosen
-        super().__init__(labels[self._chosen])
-        self._parts = parts
-        self._ends = np.cumsum([len(part) for part in parts])
-
-    def _locate(self, index: int) -> tuple[Source, int]:
-        place = int(self._chosen[index])
-        part = int(np.searchsorted(self._ends, place, side="right"))
-        return self._parts[part], place - int(self._ends[part]) + len(self._parts[part])
-
-    def picture(self, index: int) -> Picture:
-        part, offset = self._locate(index)
-        return part.picture(offset)
-
-    def require_room(self) -> None:
-        for part in self._parts:
-            part.require_room()
-
-    def prefetch(self, indices: Sequence[int] | Integers) -> None:
-        places: dict[int, list[int]] = {}
-        for index in indices:
-            part, offset = self._locate(int(index))
-            places.setdefault(self._parts.index(part), []).append(offset)
-        for part, offsets in places.items():
-            self._parts[part].prefetch(offsets)
-
-    def offer(self, index: int) -> Picture:
-        part, offset = self._locate(index)
-        return part.offer(offset)
-
-    def key(self, index: int) -> str:
-        part, offset = self._locate(index)
-        return part.key(offset)
-
-    def select(self, indices: Sequence[int] | Integers) -> Source:
-        return _Joined(self._parts, self._chosen[np.asarray(indices)])
-
-
 def pick_split(dataset: Dataset, split: str) -> Source:
-    """One split, or all of them together."""
-    return _Joined(list(dataset.splits.values())) if split == "all" else dataset.split(split)
+    """One split, or all of them together; those that were held out are the training pictures, by turns."""
+    if split == HELD_OUT:
+        return dataset.split("train")
+    return JoinedSource(list(dataset.splits.values())) if split == "all" else dataset.split(split)
 
 
 def align_classes(predictor: Predictor, classes: Sequence[str], *, by_position: bool = False) -> list[int]:

@@ -52,8 +52,13 @@ def fit_familiarity(features: Any, labels: Integers, validation: Any) -> Familia
     packed = pack(centres)
     variances, directions, rest = _spread(known - packed.values[places])
     fitted = Familiarity(centres=packed, directions=directions, variances=variances, rest=rest, quantiles=(-1.0, 0.0))
-    quantiles = np.quantile(fitted.scores(validation), np.linspace(0, 1, STEPS + 1))
-    return replace(fitted, quantiles=tuple(quantiles.tolist()))
+    return rank_by(fitted, fitted.scores(validation))
+
+
+def rank_by(known: Familiarity, scores: Floats) -> Familiarity:
+    """The same, with the scores of pictures that were not trained on: what is usual."""
+    quantiles = np.quantile(scores, np.linspace(0, 1, STEPS + 1))
+    return replace(known, quantiles=tuple(quantiles.tolist()))
 
 
 def _spread(offsets: Floats) -> tuple[tuple[float, ...], Packed, float]:

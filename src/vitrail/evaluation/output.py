@@ -44,7 +44,8 @@ def disk_bytes(num_pictures: int, num_classes: int) -> int:
 
 def columns(measurement: Measurement) -> tuple[str, ...]:
     """The columns of predictions.csv."""
-    return ("picture", *measurement.results.columns(), *FAMILIARITY, "error")
+    fold = () if measurement.folds is None else ("fold",)
+    return ("picture", *fold, *measurement.results.columns(), *FAMILIARITY, "error")
 
 
 def predictions(measurement: Measurement) -> Iterator[dict[str, Any]]:
@@ -52,8 +53,10 @@ def predictions(measurement: Measurement) -> Iterator[dict[str, Any]]:
     names, count = columns(measurement), len(measurement.samples)
     known = (measurement.familiar_shares, measurement.familiar)
     shares, familiar = ([None] * count if column is None else column.tolist() for column in known)
-    for key, cells, *rest in zip(measurement.keys, measurement.results.predictions(), shares, familiar, strict=True):
-        yield dict(zip(names, (key, *cells, *rest, ""), strict=True))
+    folds = [()] * count if measurement.folds is None else [(fold,) for fold in measurement.folds]
+    every = zip(measurement.keys, folds, measurement.results.predictions(), shares, familiar, strict=True)
+    for key, fold, cells, *rest in every:
+        yield dict(zip(names, (key, *fold, *cells, *rest, ""), strict=True))
     for key, why in measurement.broken.items():
         yield dict.fromkeys(names, None) | {"picture": key, "error": why}
 

@@ -20,6 +20,7 @@ from vitrail.machine import environment
 from vitrail.prediction import Predictor, load
 from vitrail.progress import Progress, silent
 from vitrail.report.command_lines import data_arguments, eval_commands, run_commands
+from vitrail.report.comparison_sections import folds_fact, folds_section, search_section
 from vitrail.report.insights import attention_section, picture_sections, trust_sections
 from vitrail.report.render import render_template, write_report
 from vitrail.report.sections import (
@@ -31,8 +32,9 @@ from vitrail.report.sections import (
     verdict,
 )
 from vitrail.schema import to_dict
+from vitrail.training.config import Selection
 from vitrail.training.curves import choice_of, learning_rates, read_rows
-from vitrail.training.run_folder import chose_epoch, data_check, read_config, trained_on
+from vitrail.training.run_folder import Run, chose_epoch, data_check, read_config, read_run, trained_on
 from vitrail.wording import counted, duration, word_arguments
 
 REPORT = "report.html"
@@ -49,6 +51,8 @@ class ReportContext:
     run: Path | None = None  # the training run, whose curves are shown
     check: Sequence[Block] = ()  # the findings of the data check before training
     split_from: str = ""  # where the splits are from, if the data have none of their own
+    compared: Run | None = None  # the run, if it has folds or is a search
+    held_out: Measurement | None = None  # what its folds have measured
 
 
 def write_page(
@@ -71,6 +75,9 @@ def write_page(
         rates = learning_rates(predictor.model, config, predictor.model.config.depth)
         sections.append(training_section(rows, rates, summary, choice_of(config, predictor.task)))
         facts.append(Fact("training", took, epochs))
+    if context.compared is not None:
+        facts += [folds_fact(context.compared)] if context.compared.folds else []
+        sections += _comparisons(context.compared, context.held_out)
     with _in_main_memory(predictor):
         if measurement is not None:
             sections.append(result_section(measurement, robustness))
@@ -84,6 +91,12 @@ def write_page(
     sections += _last_sections(context)
     write_report(Report(f"{context.model} on {dataset.name}", result, sections, facts), path)
     return path
+
+
+def _comparisons(run: Run, held_out: Measurement | None) -> list[Section]:
+    """The sections of runs that consist of several."""
+    sections = [search_section(run.trials, with_folds=bool(run.folds))] if run.trials else []
+    return sections + ([folds_section(run, held_out)] if run.folds else [])
 
 
 @contextmanager
@@ -151,12 +164,15 @@ def report_on_run(
     predictor: Predictor | None = None,
     *,
     measurement: Measurement | None = None,
+    held_out: Measurement | None = None,
     progress: Progress = silent,
 ) -> list[Path]:
     """Write the report of a finished run, its figures and tables beside it, and the numbers into its metrics.json.
 
     The best weights, if they are not loaded yet as `predictor`, are read; and they are measured on test, or else val,
-    unless that `measurement` exists already. A single process does this, after the ranks have disconnected.
+    unless that `measurement` exists already. `held_out` is what the folds have measured: the tables in the run folder
+    are about it, and those about the test split in `test/`. A single process does this, after the ranks have
+    disconnected.
     """
     config = read_config(folder)
     predictor = predictor or load(folder)
@@ -164,8 +180,17 @@ def report_on_run(
     paths: list[Path] = []
     if measurement is not None:
         measurement = replace(measurement, chose_epoch=chose_epoch(folder, config.data, measurement.split))
-        paths = write_evaluation(folder, measurement, dataset)
+        if held_out is not None and measurement.split != held_out.split:
+            (folder / "test").mkdir(exist_ok=True)
+            paths = [
+                *write_evaluation(folder, held_out, dataset),
+                *write_evaluation(folder / "test", measurement, dataset),
+            ]
+        else:
+            paths = write_evaluation(folder, measurement, dataset)
         numbers = _read_json(folder / "metrics.json") | {"evaluation": facts(measurement)}
+        if held_out is not None:
+            numbers["folds"]["held_out"] = facts(held_out)
         write_facts(numbers, folder / "metrics.json")
     environment = _read_json(folder / "env.json")
     context = ReportContext(
@@ -175,6 +200,8 @@ def report_on_run(
         environment=environment,
         run=folder,
         check=check_blocks(read_record(folder / RECORD), config.data),
+        compared=read_run(folder) if config.selection != Selection() else None,
+        held_out=held_out,
     )
     return [write_page(folder / REPORT, context, predictor, dataset, measurement), *paths]
 

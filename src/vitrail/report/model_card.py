@@ -86,20 +86,6 @@ def _in_transformers(checkpoint: Checkpoint) -> bool:
     return checkpoint.config.channels == 3 and checkpoint.task.labels == "class"
 
 
-# What a label is → what a model does, before the number of its classes, labels or values.
-ANSWERS: dict[LabelKind, str] = {
-    "class": "classifies pictures into",
-    "set": "tells which labels apply to a picture, of",
-    "values": "measures in a picture",
-}
-# And what it says about a picture of anything else.
-ELSEWHERE: dict[LabelKind, str] = {
-    "class": "It knows only its own classes: a picture of anything else gets one of them too",
-    "set": "It knows only its own labels: a picture of anything else may get some of them too",
-    "values": "It measures every picture, whatever it shows",
-}
-
-
 def _head(name: str, checkpoint: Checkpoint, facts: RunFacts | None) -> Iterator[str]:
     config, spec = checkpoint.config, checkpoint.preprocess
     yield f"\n# {_text(name.partition('/')[2])}\n"

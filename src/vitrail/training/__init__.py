@@ -9,6 +9,7 @@ optim         which weights change and how; muon
 gradients     the gradient of one batch, in micro-batches, on one process or torchrun's many
 loop          the training loop; snapshots make it resumable, signals stop it, listener and display show it
 run           one run from its setup to the measured result; best_weights is what it makes
+session       a whole run: one model; folds and a last model; or trials, a search
 run_folder    its files; run_data its pictures, curves its epochs
 trackers      its numbers for tracking_services: TensorBoard, W&B, MLflow, which predicts with mlflow_model
 """
@@ -21,14 +22,15 @@ if TYPE_CHECKING:
     from vitrail.training.config import Machine as Machine
     from vitrail.training.config import Optim as Optim
     from vitrail.training.config import Schedule as Schedule
+    from vitrail.training.config import Selection as Selection
     from vitrail.training.config import Start as Start
     from vitrail.training.config import TrainConfig as TrainConfig
     from vitrail.training.footprint import Footprint as Footprint
     from vitrail.training.footprint import estimate_footprint as estimate_footprint
     from vitrail.training.listener import Listener as Listener
     from vitrail.training.recipes import recipe as recipe
-    from vitrail.training.run import Run as Run
-    from vitrail.training.run import train as train
+    from vitrail.training.run_folder import Run as Run
+    from vitrail.training.session import train as train
 
 
 __getattr__, __dir__, __all__ = lazy_names(__name__)

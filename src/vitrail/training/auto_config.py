@@ -133,10 +133,12 @@ def resolve(
     say: Callable[[str], None] = lambda _: None,
     *,
     check: bool = False,
+    dataset: Dataset | None = None,
 ) -> tuple[TrainConfig, Dataset]:
     """The whole config from what was requested: a recipe, named or chosen from the data, and then the changes.
 
-    `say` is told what is downloaded, and what could not be. `check` refuses labels that are no classes.
+    `say` is told what is downloaded, and what could not be. `check` refuses labels that are no classes. Data that are
+    not opened by a name are passed as `dataset`.
     """
     changes = dict(changes)
     name, named_data = changes.pop("recipe", None), changes.pop("data", "")
@@ -145,7 +147,8 @@ def resolve(
     sources = {key: value for key, value in changes.items() if hasattr(config.source, key)}
     config = apply_changes(replace(config, data=data or named_data or config.data), sources)
     model = ranks.in_turn(lambda: check_start(with_start(config, changes), may_get_weights=auto))
-    dataset = ranks.in_turn(lambda: open_training_data(config, validation=False))
+    if dataset is None:
+        dataset = ranks.in_turn(lambda: open_training_data(config, validation=False))
     check_same_data(dataset, ranks)
     if check:
         dataset.refuse_labels()

@@ -11,8 +11,9 @@ import torch
 
 from vitrail.data.source import Source
 from vitrail.errors import VitrailError
-from vitrail.evaluation.confidence import SplitOutputs, count_pictures, fit_trust
+from vitrail.evaluation.confidence import SplitOutputs, count_pictures, fit_trust, fit_trust_by_others
 from vitrail.evaluation.measurement import Measurement, measure_split
+from vitrail.evaluation.ood import TRAINING_PICTURES
 from vitrail.prediction import Predictor
 from vitrail.ranks import Ranks
 from vitrail.rng import Integers
@@ -78,30 +79,35 @@ def calibrate(
     folder: Path,
     listener: Listener,
     features: Mapping[str, Features],
+    held_out: Measurement | None = None,
 ) -> tuple[Predictor, Measurement | None]:
     """Calibrate the best weights on the validation pictures, by all ranks together; test pictures play no part.
+
+    With `held_out`, by what the models of folds computed for the pictures that each had not seen.
 
     Without such pictures, or with too few, the weights stay as they are; the latter is reported. What was measured is
     returned, for the report. `features` are those of the splits, if a head was trained on them: they are not computed
     again.
     """
-    if not setup.has_validation:
+    if not setup.has_validation and held_out is None:
         return predictor, None
 
     def classify(split: str, samples: Integers, order: list[int]) -> SplitOutputs | None:
         known = features.get(split)
         return None if known is None else _classify(known, predictor, setup.dataset.split(split), samples, order)
 
+    what = "pictures measured for the calibration"
     try:
-        trust, measurement = fit_trust(
-            predictor,
-            setup.dataset,
-            known=classify,
-            progress=_counter(listener, "pictures measured for the calibration", count_pictures(setup.dataset)),
-        )
+        if held_out is not None:
+            advance = _counter(listener, what, min(TRAINING_PICTURES, len(setup.dataset.split("train"))))
+            trust = fit_trust_by_others(predictor, setup.dataset, held_out, known=classify, progress=advance)
+            measurement = held_out
+        else:
+            advance = _counter(listener, what, count_pictures(setup.dataset))
+            trust, measurement = fit_trust(predictor, setup.dataset, known=classify, progress=advance)
     except VitrailError as error:
         listener.said(f"the model is not calibrated: {error}")
-        return predictor, None
+        return predictor, held_out
     finally:
         listener.ended()
     listener.said(f"calibrated {trust.describe()[0]}")

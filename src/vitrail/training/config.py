@@ -16,6 +16,14 @@ from vitrail.schema import IF_USED, parse_size, to_dict, validate
 from vitrail.synonyms import suggest_option
 
 
+def _require(config: object, **ranges: tuple[float, float]) -> None:
+    """Refuse numbers outside of their ranges; None is no number."""
+    for name, (low, high) in ranges.items():
+        value = getattr(config, name)
+        if value is not None and not low <= value <= high:  # so that NaN fails too
+            raise ConfigError(f"{name} must be between {low} and {high}; got {value}.")
+
+
 @dataclass(frozen=True, kw_only=True)
 class Training:
     """What a value of `train` means to those who prepare a run; what it learns is in `training/objectives.py`."""
@@ -225,6 +233,39 @@ class Machine:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Selection:
+    """How far a result can be relied on: folds; and which settings are tried."""
+
+    folds: int | None = None
+    """Train on all pictures but one part, for each of so many parts, which it is measured on; then on all of them. A
+    test split stays out of everything."""
+    fold_repeats: int = 1
+    """Divide the pictures so many times into folds, each time differently."""
+    search: str | None = None
+    """Settings to try, separated by commas: a range lr=1e-4..1e-2, or choices optimizer=adamw|sgd. The best on
+    validation, or on average over the folds, is kept."""
+    trials: int = 20
+    """With search: how many to try."""
+
+    def __post_init__(self) -> None:
+        validate(self)
+        _require(self, folds=(2, 1000), fold_repeats=(1, 1000), trials=(1, 100_000))
+        if self.fold_repeats > 1 and self.folds is None:
+            raise ConfigError("repeats folds; pass `folds=` too, or omit it.", field="fold_repeats")
+
+    @property
+    def rounds(self) -> int:
+        """The folds of all repeats; 0 without folds."""
+        return (self.folds or 0) * self.fold_repeats
+
+    @property
+    def parts(self) -> float:
+        """How many times as long as one of its models a run takes: with folds, the last learns from all pictures."""
+        trials = 1 if self.search is None else self.trials
+        return trials if self.folds is None else trials * self.rounds + self.folds / (self.folds - 1)
+
+
+@dataclass(frozen=True, kw_only=True)
 class TrainConfig:
     """One training run. `data` is a path, an address or a name, as for `open_data`."""
 
@@ -237,12 +278,13 @@ class TrainConfig:
     machine: Machine = field(default_factory=Machine)
     augment: Augment = field(default_factory=Augment)
     source: DataConfig = field(default_factory=DataConfig)
+    selection: Selection = field(default=Selection(), metadata=IF_USED)
 
     def __post_init__(self) -> None:
         validate(self)
 
 
-PARTS = ("start", "optim", "schedule", "machine", "augment", "source")
+PARTS = ("start", "optim", "schedule", "machine", "augment", "source", "selection")
 
 
 @cache
@@ -330,11 +372,3 @@ def describe_config(config: TrainConfig) -> dict[str, Any]:
     if config.schedule.minutes is not None:
         del facts["schedule"]["epochs"]
     return facts
-
-
-def _require(config: object, **ranges: tuple[float, float]) -> None:
-    """Refuse numbers outside of their ranges; None is no number."""
-    for name, (low, high) in ranges.items():
-        value = getattr(config, name)
-        if value is not None and not low <= value <= high:  # so that NaN fails too
-            raise ConfigError(f"{name} must be between {low} and {high}; got {value}.")

@@ -21,6 +21,7 @@ from vitrail.data.source import FileSource, Source
 from vitrail.errors import WeightsError
 from vitrail.files import atomic_path
 from vitrail.model import ViT
+from vitrail.rng import Integers
 from vitrail.schema import to_dict
 from vitrail.weights.adapt import HEADS
 from vitrail.weights.checkpoint import Checkpoint
@@ -38,6 +39,15 @@ class Features(NamedTuple):
     indices: Tensor  # (n,) which samples of the split
 
 
+def select_features(features: Features, rows: Integers) -> Features:
+    """Those of some samples, as a split of its own, in the order given; samples that could not be read are missing."""
+    chosen, indices = torch.from_numpy(rows), features.indices
+    places = torch.full((1 + max(int(chosen.max()), int(indices.max())),), -1, dtype=torch.long)
+    places[indices] = torch.arange(len(indices))
+    there = places[chosen]
+    return Features(features.features[there[there >= 0]], torch.nonzero(there >= 0).flatten())
+
+
 def backbone_of(model: ViT, preprocess: Preprocess) -> Checkpoint:
     """The model without its head: features do not depend on that. The weights are shared."""
     tensors = {name: tensor.detach() for name, tensor in model.state_dict().items() if not name.startswith(HEADS)}
@@ -46,11 +56,15 @@ def backbone_of(model: ViT, preprocess: Preprocess) -> Checkpoint:
     )
 
 
+def backbone_key(backbone: Checkpoint) -> str:
+    """Everything that the features of a picture depend on, beside the picture."""
+    tensors = {name: tensor.cpu() for name, tensor in backbone.tensors.items()}
+    return fingerprint(tensors) + json.dumps([to_dict(backbone.config), to_dict(backbone.preprocess)], sort_keys=True)
+
+
 def features_key(backbone: Checkpoint, source: Source, contents: str = "") -> str:
     """Everything that the features of a split depend on; `contents` identifies those of the pictures."""
-    tensors = {name: tensor.cpu() for name, tensor in backbone.tensors.items()}
-    digest = hashlib.sha256(fingerprint(tensors).encode())
-    digest.update(json.dumps([to_dict(backbone.config), to_dict(backbone.preprocess)], sort_keys=True).encode())
+    digest = hashlib.sha256(backbone_key(backbone).encode())
     for index in range(len(source)):
         size = source.size(index) if isinstance(source, FileSource) else 0
         digest.update(f"{source.key(index)}\0{size}\n".encode("utf-8", "surrogateescape"))
@@ -121,7 +135,7 @@ class FeatureStore:
     def _write(self, path: Path, features: Features) -> None:
         tensors = features._asdict()
         with atomic_path(path) as draft:
-            write_safetensors(draft, tensors, {"key": self.key, "crc32": _checksum(tensors)})
+            write_safetensors(draft, tensors, {"key": self.key, "crc32": checksum(tensors)})
 
     def _read(self, path: Path) -> Features | None:
         if not path.is_file() or path.is_symlink():
@@ -130,12 +144,13 @@ class FeatureStore:
             tensors, metadata = read_safetensors(path)
         except WeightsError:
             return None
-        if metadata.get("key") != self.key or metadata.get("crc32") != _checksum(tensors):
+        if metadata.get("key") != self.key or metadata.get("crc32") != checksum(tensors):
             return None
         return Features(**tensors)
 
 
-def _checksum(tensors: Mapping[str, Tensor]) -> str:
+def checksum(tensors: Mapping[str, Tensor]) -> str:
+    """CRC-32 of named tensors."""
     total = 0
     for name in sorted(tensors):
         total = zlib.crc32(bytes_of(tensors[name]), zlib.crc32(name.encode(), total))

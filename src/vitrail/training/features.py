@@ -108,9 +108,9 @@ def check_batch_size(batch_size: int, pictures: int, world_size: int) -> None:
         raise ConfigError(f"batch_size must be a multiple of the {world_size} ranks; got {batch_size}.")
 
 
-def feature_loader(setup: Setup, split: str, ranks: Ranks, listener: Listener, folder: Path) -> FeatureLoader:
-    """The features of a split, those in the run folder and the others computed now; shuffled if learned from."""
-    machine, source = setup.config.machine, setup.dataset.split(split)
+def compute_features(setup: Setup, split: str, ranks: Ranks, listener: Listener, folder: Path) -> Features:
+    """The features of a split, those in the run folder and the others computed now."""
+    source = setup.dataset.split(split)
     backbone = backbone_of(setup.model, setup.preprocess)
     key = ranks.from_first(lambda: features_key(backbone, source, contents_key(folder, source)))
     minutes = setup.config.schedule.minutes
@@ -125,6 +125,14 @@ def feature_loader(setup: Setup, split: str, ranks: Ranks, listener: Listener, f
     else:
         listener.said(f"the features of {counted(store.count, f'{store.split} picture')} are there already")
     assert kept is not None
+    return kept
+
+
+def feature_loader(setup: Setup, split: str, ranks: Ranks, listener: Listener, folder: Path) -> FeatureLoader:
+    """The features of a split, shuffled if learned from; shared ones, or those of the run folder."""
+    machine, source = setup.config.machine, setup.dataset.split(split)
+    shared = None if setup.shared is None else setup.shared[split]
+    kept = shared or compute_features(setup, split, ranks, listener, folder)
     assert isinstance(machine.batch_size, int)
     training = split == "train"
     batch = machine.batch_size if training else EVAL_BATCH * ranks.world_size

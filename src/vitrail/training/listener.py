@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import yaml
 
-from vitrail.training.config import TRAININGS, Training
+from vitrail.schema import from_dict
+from vitrail.training.config import TRAININGS, Selection, Training
 from vitrail.wording import counted, duration, word_arguments
 
 if TYPE_CHECKING:
@@ -37,6 +38,8 @@ class Plan:
     config: dict[str, Any]  # all of it, as config.yaml has it
     trained: int = 0  # of the parameters
     chosen: str = ""  # what was chosen by default, and why
+    folds: int = 0  # of all repeats, in which that many models are trained before the last one
+    trials: int = 0  # of a search, each of which is such a run
 
     @property
     def training(self) -> Training:
@@ -67,12 +70,22 @@ class Plan:
         if self.chosen:
             yield f"chosen  {self.chosen}"
         seconds = 60 * self.minutes
-        work = f"{counted(self.epochs, 'epoch')} of about {seconds / self.epochs:.1f} s ({duration(seconds)})"
+        selection = from_dict(Selection, self.config.get("selection", {}))
+        each = seconds / self.epochs / selection.parts
+        work = f"{counted(self.epochs, 'epoch')} of about {each:.1f} s ({duration(seconds)})"
         if self.training.on_features:
             epochs = f"{counted(self.epochs, 'epoch')} of the {self.training.part}"
             work = f"features once, in about {duration(seconds)}; then {epochs}"
+        if models := self._models():
+            work = f"{models}; {work}"
         batch = self.config["machine"]["batch_size"]
         yield f"plan    {work} on {self.device} × {self.ranks}, batch {batch}, memory {self.memory_mb:,} MB"
+
+    def _models(self) -> str:
+        """The models of folds and trials; "" if there is only one."""
+        parts = [counted(self.trials, "trial")] if self.trials else []
+        parts += [counted(self.folds, "fold") + (" of each" if parts else "")] if self.folds else []
+        return ", ".join([*parts, *(["a last model on all pictures"] if self.folds else [])])
 
 
 class Listener:
@@ -126,3 +139,15 @@ class Listeners(Listener):
     def _tell(self, event: str, *values: object, **named: object) -> None:
         for member in self.members:
             getattr(member, event)(*values, **named)
+
+
+class Quiet(Listener):
+    """Passes on what users should know, but no epochs: there are many, and each takes a moment.
+
+    Of one of many runs, what it says is not passed on either.
+    """
+
+    def __init__(self, listener: Listener, *, says: bool = True) -> None:
+        self.prepared = listener.prepared
+        if says:
+            self.said = listener.said

@@ -195,6 +195,7 @@ class _Planner:
 def describe_plan(setup: Setup, measured: Measured, ranks: Ranks) -> Plan:
     """What users want to know before hours of work."""
     config = setup.config
+    on_features = config.start.training.on_features  # which are computed once
     return Plan(
         data=setup.dataset.name,
         classes=len(setup.dataset.classes),
@@ -207,11 +208,13 @@ def describe_plan(setup: Setup, measured: Measured, ranks: Ranks) -> Plan:
         device=str(ranks.device),
         ranks=ranks.world_size,
         epochs=config.schedule.epochs,
-        minutes=run_seconds(setup, measured) / 60,
+        minutes=run_seconds(setup, measured) / 60 * (1 if on_features else config.selection.parts),
         memory_mb=round(measured.peak_bytes / 2**20),
         trained=sum(parameter.numel() for parameter in make_objective(setup).trained()),
         chosen=config.chosen,
         config=describe_config(config),
+        folds=config.selection.rounds,
+        trials=0 if config.selection.search is None else config.selection.trials,
     )
 
 

@@ -23,6 +23,7 @@ from vitrail.training.config import (
     list_changes,
     suggest_setting,
 )
+from vitrail.training.search_space import parse_search
 from vitrail.untrusted import read_yaml
 
 NO_FILES = (("weights", "auto"), ("weights", "none"))  # see `training/auto_config.py`
@@ -237,6 +238,8 @@ def read_changes(
         file = {} if config is None else flatten(read_yaml(Path(config)) or {}, str(config))
         changes = combine_changes(file, passed)
     changes |= {"recipe": recipe} if recipe else {}
+    if changes.get("search") is not None:
+        parse_search(changes["search"])
     if verb != "resume":  # whose config is that of the run
         base = RECIPES[name]() if (name := changes.get("recipe")) in RECIPES else TrainConfig()
         with_start(base, {name: value for name, value in changes.items() if (name, value) not in NO_FILES})

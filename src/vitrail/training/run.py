@@ -14,39 +14,30 @@ from pathlib import Path
 
 import torch
 
-from vitrail.data.agreement import check_same_data
 from vitrail.evaluation.measurement import Measurement
 from vitrail.files import atomic_path
 from vitrail.model import ViT
 from vitrail.prediction import Predictor, load
-from vitrail.ranks import Ranks, join_ranks
+from vitrail.ranks import Ranks
 from vitrail.training import snapshots
-from vitrail.training.auto_config import resolve
 from vitrail.training.balance import try_on_features
 from vitrail.training.best_weights import BEST, calibrate, measure_test
-from vitrail.training.config import TrainConfig, apply_changes
+from vitrail.training.config import apply_changes
 from vitrail.training.curves import RESULTS, EpochRow, draw_curves, learning_rates, read_rows
 from vitrail.training.features import FeatureLoader, feature_loader
-from vitrail.training.listener import Listener
+from vitrail.training.fold_scores import FoldResults
+from vitrail.training.listener import Listener, Quiet
 from vitrail.training.loop import Trainer
 from vitrail.training.lora import merged
 from vitrail.training.objectives import Batches, SplitScore
-from vitrail.training.plan import settle
-from vitrail.training.recipes import ask_for, probe_config
-from vitrail.training.run_data import reopen_data, report_replaced
+from vitrail.training.recipes import probe_config
 from vitrail.training.run_folder import (
     ELASTIC,
     METRICS,
-    SPLIT,
     Run,
-    RunLock,
-    begin,
-    check_shared,
-    read_config,
-    take_begun,
     write_config,
 )
-from vitrail.training.setup import Setup, fit_batch_size, prepare_run
+from vitrail.training.setup import Setup, fit_batch_size
 from vitrail.training.signals import InterruptedRunError
 from vitrail.training.snapshots import LAST, RunState
 from vitrail.weights.native import read_native
@@ -55,37 +46,13 @@ from vitrail.wording import show_metric
 PROBE = "probe"  # the folder of the head's own run
 
 
-def train(config: TrainConfig, folder: str | Path, listener: Listener | None = None) -> Run:
-    """Carry out a config in a folder, without a report; a begun run is continued.
+def carry_out(
+    setup: Setup, ranks: Ranks, folder: Path, listener: Listener, *, resume: bool, folds: FoldResults | None = None
+) -> tuple[Run, Predictor]:
+    """Train to the end and measure the result; the best weights, as measured, are returned for the report.
 
-    What the config leaves at its defaults is its recipe's; without a recipe, one is chosen that suits the data.
+    With `folds`, the model is calibrated by what they have measured.
     """
-    ranks = join_ranks(config.machine.device)
-    folder, listener = Path(folder), listener or Listener()
-    with RunLock() as lock:
-        resume = ranks.from_first(lambda: take_begun(folder, lock))
-        check_shared(folder, ranks)
-        if resume:
-            setup = reopen(read_config(folder), folder, ranks, listener)
-        else:
-            setup, _ = settle(*resolve("", ask_for(config), ranks, listener.said), ranks, listener)
-            ranks.from_first(lambda: begin(setup, folder, lock))
-        return carry_out(setup, ranks, folder, listener, resume=resume)[0]
-
-
-def reopen(config: TrainConfig, folder: Path, ranks: Ranks, listener: Listener) -> Setup:
-    """The setup of a begun run, on the pictures that it began with."""
-    begun = ranks.from_first(lambda: bool(snapshots.list_snapshots(folder / LAST)))
-    dataset = ranks.in_turn(lambda: reopen_data(config, folder / SPLIT, listener.said))
-    check_same_data(dataset, ranks)
-    ranks.from_first(lambda: report_replaced(dataset, folder, listener.said))
-    if config.schedule.minutes is not None and not begun:  # killed before its plan was saved
-        return settle(config, dataset, ranks, listener)[0]
-    return prepare_run(config, dataset)
-
-
-def carry_out(setup: Setup, ranks: Ranks, folder: Path, listener: Listener, *, resume: bool) -> tuple[Run, Predictor]:
-    """Train to the end and measure the result; the best weights, as measured, are returned for the report."""
     setup, loaders = try_balances(setup, ranks, folder, listener)
     head = probe(setup, ranks, folder, listener, loaders) if setup.config.start.probe else None
     on_features = setup.config.start.training.on_features
@@ -103,23 +70,32 @@ def carry_out(setup: Setup, ranks: Ranks, folder: Path, listener: Listener, *, r
     ranks.wait()
     loaders = {"train": trainer.loader, "val": trainer.val_loader}
     features = {split: loader.stored for split, loader in loaders.items() if isinstance(loader, FeatureLoader)}
-    predictor, on_val = calibrate(load(folder, device=ranks.device), setup, ranks, folder, listener, features)
+    held_out = None if folds is None else folds.held_out
+    predictor = load(folder, device=ranks.device)
+    predictor, on_val = calibrate(predictor, setup, ranks, folder, listener, features, held_out)
     on_test = measure_test(predictor, setup, listener)
     run = Run(
         folder=folder,
         epochs=state.epoch,
         best_epoch=state.best_epoch,
-        seconds=state.seconds,
+        seconds=state.seconds + (0.0 if folds is None else folds.seconds),
         val=_scores_of(setup, state),
-        test=None if on_test is None else _as_score(on_test, setup),
+        test=None if on_test is None else as_score(on_test, setup),
         measurement=on_test or on_val,
         shown=trainer.objective.shown,
     )
+    if folds is not None:
+        run = replace(run, folds=folds.scores, fold_repeats=folds.repeats, held_out=on_val)
     if ranks.is_first:
-        with atomic_path(folder / METRICS) as draft:
-            draft.write_text(json.dumps(run.facts(), indent=2), encoding="utf-8")
+        write_metrics(run)
         (folder / ELASTIC).unlink(missing_ok=True)
     return run, predictor
+
+
+def write_metrics(run: Run) -> None:
+    """The numbers of a run, in its folder."""
+    with atomic_path(run.folder / METRICS) as draft:
+        draft.write_text(json.dumps(run.facts(), indent=2), encoding="utf-8")
 
 
 def _scores_of(setup: Setup, state: RunState) -> SplitScore | None:
@@ -130,18 +106,11 @@ def _scores_of(setup: Setup, state: RunState) -> SplitScore | None:
     return SplitScore(loss=state.best_loss, metrics=state.best_metrics, count=count)
 
 
-def _as_score(measurement: Measurement, setup: Setup) -> SplitScore:
+def as_score(measurement: Measurement, setup: Setup) -> SplitScore:
     """As validation scores a split, whatever was calibrated."""
     outputs, targets = torch.from_numpy(measurement.logits), torch.from_numpy(measurement.targets)
     metrics = setup.task.summarize([setup.task.score(outputs, targets)])
     return SplitScore(loss=float(metrics.pop("loss")), metrics=metrics, count=len(targets))
-
-
-class _Quiet(Listener):
-    """Passes on what users should know, but no epochs: there are many, and each takes a moment."""
-
-    def __init__(self, listener: Listener) -> None:
-        self.prepared, self.said = listener.prepared, listener.said
 
 
 def try_balances(
@@ -178,7 +147,7 @@ def probe(
     if ranks.from_first(lambda: bool(snapshots.list_snapshots(folder / LAST))):
         return None
     began = time.monotonic()
-    trainer = Trainer(_head_of(setup, ranks), ranks, folder / PROBE, _Quiet(listener), loaders=loaders)
+    trainer = Trainer(_head_of(setup, ranks), ranks, folder / PROBE, Quiet(listener), loaders=loaders)
     try:
         trainer.resume()
         state = trainer.run()

@@ -202,7 +202,7 @@ def reopen_data(config: TrainConfig, split_file: Path, say: Say) -> Dataset:
     task = "one" if config.source.task == AUTO else config.source.task  # others are recorded when a run begins
     everything = replace(config.source, val_rate=0.0, test_rate=0.0, split_file=None, exclude=(), task=task)
     dataset = open_data(config.data, everything)
-    return keep_own(dataset, rows, say)
+    return keep_own(dataset if config.selection.folds is None else dataset.pooled(), rows, say)
 
 
 def read_split_rows(path: Path) -> list[SplitRow]:

@@ -31,9 +31,10 @@ from vitrail.schema import from_dict
 from vitrail.training import snapshots
 from vitrail.training.auto_config import AUTO, NONE
 from vitrail.training.best_weights import BEST
-from vitrail.training.config import TrainConfig, apply_changes, describe_config, read_field
+from vitrail.training.config import Selection, TrainConfig, apply_changes, describe_config, read_field
 from vitrail.training.curves import RESULTS, read_rows
 from vitrail.training.feature_store import FOLDER
+from vitrail.training.fold_scores import INTERVAL, Spread, Trial, describe_best, spread_of
 from vitrail.training.objectives import SplitScore
 from vitrail.training.run_data import write_contents
 from vitrail.training.setup import Setup
@@ -42,6 +43,7 @@ from vitrail.untrusted import parse_json, read_bytes, read_yaml
 from vitrail.wording import counted, name_metric, show_metric
 
 CONFIG, SPLIT, METRICS, REPORT = "config.yaml", "split.csv", "metrics.json", "report.html"
+FOLDS, STUDY = "folds.csv", "study.journal"  # of runs that consist of others
 LOCK = ".lock"
 ELASTIC = ".elastic"  # the name of torchrun's job, while the run lasts
 # What may differ in a resumed run: how it is carried out, and where its files are now.
@@ -65,8 +67,12 @@ class Run:
     seconds: float
     val: SplitScore | None
     test: SplitScore | None
+    folds: tuple[SplitScore, ...] = ()  # each fold's model on the pictures that it was not trained on
+    fold_repeats: int = 1  # how many times the pictures were divided into folds
+    trials: tuple[Trial, ...] = ()  # what a search has tried
     measurement: Measurement | None = field(default=None, repr=False)  # of the best weights on test, or else on val
     shown: tuple[str, ...] = ()  # the metrics that people follow; none: the first
+    held_out: Measurement | None = field(default=None, repr=False)  # the folds' models, each on its own pictures
     report: Path | None = None
     written: tuple[Path, ...] = ()  # what users will want to open, the report first
     problem: str = ""  # why there is no report
@@ -86,7 +92,19 @@ class Run:
         """The numbers, as `metrics.json` has them."""
         scores = {name: None if it is None else it.facts() for name, it in (("val", self.val), ("test", self.test))}
         counts = {"epochs": self.epochs, "best_epoch": self.best_epoch, "seconds": self.seconds}
-        return {**counts, **scores, "val_chose_epoch": self.val_chose_epoch}
+        more: dict[str, Any] = {}
+        if self.folds:
+            spread = {name: each._asdict() for name, each in self.spread.items()}
+            scores_of = [score.facts() for score in self.folds]
+            more["folds"] = {"repeats": self.fold_repeats, "interval": INTERVAL, "mean": spread, "scores": scores_of}
+        if self.trials:
+            more["search"] = [trial.facts() for trial in self.trials]
+        return {**counts, **scores, "val_chose_epoch": self.val_chose_epoch, **more}
+
+    @property
+    def spread(self) -> dict[str, Spread]:
+        """The mean of each metric over the folds, and its interval; empty without folds."""
+        return spread_of(self.folds, self.fold_repeats) if self.folds else {}
 
     @property
     def exit_code(self) -> int:
@@ -117,7 +135,13 @@ class Run:
         yield from ending([], f"{again} starts a new run from its weights")
 
     def scores(self) -> Iterator[Text]:
-        """The metrics that people follow and the loss on each split."""
+        """The metrics that people follow on each split, and over the folds; and which trial was the best."""
+        if self.trials:
+            yield Text(describe_best(self.trials))
+        for name, spread in list(self.spread.items())[:1]:
+            shown = Text(f"folds {name_metric(name)} ") + Text(show_metric(name, spread.mean), "bold")
+            bounds = " to ".join(show_metric(name, bound) for bound in (spread.low, spread.high))
+            yield shown + Text(f"  95 %: {bounds}  ({len(self.folds)} folds, each of which chose its epoch)")
         for name, score in (("val", self.val), ("test", self.test)):
             if score is not None:
                 chose = "; val also chose the epoch" if name == "val" and self.val_chose_epoch else ""
@@ -238,7 +262,11 @@ def _first_line(error: Exception) -> str:
 def describe_end(folder: Path, config: TrainConfig) -> str:
     """The outcome of a run with nothing left to do; "" for one that can continue, or whose report is missing."""
     saved = snapshots.list_snapshots(folder / LAST)
-    if not saved or not (folder / METRICS).is_file() or not (folder / REPORT).is_file():
+    if not (folder / METRICS).is_file() or not (folder / REPORT).is_file():
+        return ""
+    if config.selection != Selection():
+        return f"{folder} is finished; there is nothing left to train."
+    if not saved:
         return ""
     state = snapshots.read_state(saved[-1])
     epochs = config.schedule.epochs if state.plan is None else state.plan.epochs
@@ -247,6 +275,13 @@ def describe_end(folder: Path, config: TrainConfig) -> str:
     early = ", where it stopped early" if state.stopped_early else ""
     best = f"the best of them {state.best_epoch}" if state.best_epoch else "none better than the head alone"
     return f"{folder} is finished: {counted(state.epoch, 'epoch')}{early}, {best}; there is nothing left to train."
+
+
+def refuse_part(folder: Path) -> None:
+    """Refuse to continue a fold or a trial by itself: its pictures and settings are those of the run that it is in."""
+    for whole in folder.absolute().parents[:2]:
+        if (whole / CONFIG).is_file() and any((whole / name).is_file() for name in (FOLDS, STUDY)):
+            raise ConfigError(f"{folder} is a part of the run in {whole}; resume that.")
 
 
 def refuse_conflicts(config: TrainConfig, changes: dict[str, Any]) -> TrainConfig:
@@ -373,10 +408,15 @@ def read_run(folder: Path) -> Run:
         counts = {name: facts[name] for name in ("epochs", "best_epoch", "seconds")}
         scores = [facts.get(name) for name in ("val", "test")]
         val, test = (None if score is None else SplitScore.from_facts(score) for score in scores)
+        folds = facts.get("folds", {"scores": (), "repeats": 1})
+        scored = tuple(SplitScore.from_facts(score) for score in folds["scores"])
+        trials = tuple(Trial.from_facts(trial) for trial in facts.get("search", ()))
+        more: dict[str, Any] = {"folds": scored, "fold_repeats": int(folds["repeats"]), "trials": trials}
     except (ConfigError, LookupError, TypeError, ValueError, AttributeError) as error:
         raise DataError(f"{folder / METRICS} is damaged: {_first_line(error)}") from error
     report = folder / REPORT if (folder / REPORT).is_file() else None
-    return Run(folder=folder, **counts, val=val, test=test, report=report, written=(report,) if report else ())
+    written = (report,) if report else ()
+    return Run(folder=folder, **counts, val=val, test=test, **more, report=report, written=written)
 
 
 def trained_on(folder: Path, data: str) -> bool:

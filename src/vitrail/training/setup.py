@@ -2,6 +2,7 @@
 
 import os
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 import torch
@@ -16,6 +17,7 @@ from vitrail.ranks import Ranks
 from vitrail.tasks.one import One
 from vitrail.tasks.task import Task, make_task
 from vitrail.training.config import TrainConfig, apply_changes
+from vitrail.training.feature_store import Features
 from vitrail.training.lora import add_adapters
 from vitrail.weights.adapt import adapt, join_heads
 from vitrail.weights.read import check_source, open_checkpoint
@@ -37,6 +39,7 @@ class Setup:
     task: Task = field(default_factory=One)  # what the labels mean
     source: str = ""  # where the first weights came from
     began: float = field(default_factory=time.monotonic)  # when the user's minutes began to run
+    shared: Mapping[str, Features] | None = None  # of each split, if other runs use them too; else computed here
 
     @property
     def has_validation(self) -> bool:

@@ -37,6 +37,7 @@ class DataSettings(TypedDict, total=False):
     max_broken_rate: float
     exclude: str | Path | Sequence[str | Path]
     columns: Columns | dict[str, str]
+    group: str | None
     task: str
     separator: str | None
 
@@ -115,6 +116,10 @@ class TrainSettings(ShowSettings, total=False):
     workers: int | None
     save_minutes: float
     seed: int
+    folds: int | None
+    fold_repeats: int
+    search: str | None
+    trials: int
 
 
 class ResumeSettings(TrainSettings, total=False):
@@ -188,9 +193,9 @@ def configs_of(settings: type) -> tuple[type[Any], ...]:
 
         return (ServeSettings,)
     if settings in (TrainSettings, ResumeSettings):
-        from vitrail.training.config import Machine, Optim, Schedule, Start
+        from vitrail.training.config import Machine, Optim, Schedule, Selection, Start
 
-        return Start, Optim, Schedule, Machine, Augment, DataConfig
+        return Start, Optim, Schedule, Machine, Augment, DataConfig, Selection
     return {DataSettings: (DataConfig,), ShowSettings: (DataConfig, Augment), HintSettings: (Hints,)}[settings]
 
 

@@ -3,13 +3,14 @@
 import os
 import time
 import warnings
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from vitrail.data import Dataset
 from vitrail.data.check.findings import RECORD, UNBALANCED, CheckRecord, check_data, judge_labels, sum_up, write_record
-from vitrail.errors import ResumableError
+from vitrail.errors import ConfigError, ResumableError
 from vitrail.files import check_run_folder, new_run_folder
 from vitrail.prediction import Predictor
 from vitrail.progress import Progress, SteadyConsole, progress_bar, silent, working
@@ -19,8 +20,7 @@ from vitrail.training.auto_config import resolve
 from vitrail.training.cost import Measured
 from vitrail.training.display import Display
 from vitrail.training.listener import Listener, Listeners, Plan
-from vitrail.training.plan import describe_plan, settle
-from vitrail.training.run import carry_out, reopen
+from vitrail.training.plan import describe_plan
 from vitrail.training.run_folder import (
     CONFIG,
     Run,
@@ -35,6 +35,7 @@ from vitrail.training.run_folder import (
     refuse_locked,
     take_begun,
 )
+from vitrail.training.session import carry_out_run, reopen, settle_run
 from vitrail.training.setup import Setup
 from vitrail.training.signals import InterruptedRunError
 from vitrail.training.trackers import Tracker
@@ -80,6 +81,7 @@ def start(
     if (begun := find_begun(folder, Path("runs"), ranks)) is not None:
         return _continue(begun, {}, ranks, options)
     _refuse_out(out, ranks)
+    _refuse_track(options, changes)
     check_shared(folder or Path("runs"), ranks)
     listener = options.listen(ranks)
     setup, measured, checked = _prepare(data, changes, ranks, listener, options, check=check)
@@ -112,6 +114,7 @@ def _continue(folder: Path, changes: dict[str, Any], ranks: Ranks, options: RunO
         ranks.from_first(lambda: take_begun(folder, lock))
         check_shared(folder, ranks)
         config = refuse_conflicts(read_config(folder), changes)
+        _refuse_track(options, vars(config.selection))
         if ended := describe_end(folder, config):
             leave_ranks()
             return replace(read_run(folder), ended=ended)
@@ -127,7 +130,7 @@ def _carry_out(
     try:
         with Tracker(options.track if ranks.is_first else (), folder, setup.config, say) as tracker:
             listener = Listeners([listener, tracker])
-            run, predictor = carry_out(setup, ranks, folder, listener, resume=resume)
+            run, predictor = carry_out_run(setup, ranks, folder, listener, resume=resume)
             leave_ranks()  # not after an error: other ranks may be waiting, and torchrun stops them when this one ends
             if not ranks.is_first:
                 return run
@@ -156,7 +159,7 @@ def _prepare(
     if check:
         checked = ranks.from_first(lambda: _check(dataset, config.data, listener, options.bars))
     may_shrink = changes.get("image_size") is None
-    return *settle(config, dataset, ranks, listener, began=began, may_shrink=may_shrink), checked
+    return *settle_run(config, dataset, ranks, listener, began=began, may_shrink=may_shrink), checked
 
 
 def _check(dataset: Dataset, data: str, listener: Listener, bars: Progress) -> CheckRecord | None:
@@ -185,6 +188,13 @@ def _refuse_out(out: str | Path | None, ranks: Ranks) -> None:
     ranks.from_first(refuse)
 
 
+def _refuse_track(options: RunOptions, changes: Mapping[str, Any]) -> None:
+    """Trackers follow the epochs of one model."""
+    for name in ("folds", "search"):
+        if options.track and changes.get(name) is not None:
+            raise ConfigError(f"follows one model, and `{name}=` trains many; omit it.", field="track")
+
+
 def _refuse_begun(out: Path | None) -> None:
     if out is not None:
         refuse_locked(out)
@@ -206,7 +216,8 @@ def write_reports(run: Run, predictor: Predictor, dataset: Dataset, options: Run
     """The run with its report and the figures beside it; a failure there is reported and does not harm the run."""
     try:
         with working("writing the report", speaks=options.speaks):
-            pages = report_on_run(run.folder, dataset, predictor, measurement=run.measurement, progress=options.bars)
+            measured = {"measurement": run.measurement, "held_out": run.held_out}
+            pages = report_on_run(run.folder, dataset, predictor, **measured, progress=options.bars)
     except Exception as error:
         problem = in_one_line(error)
         if isinstance(options.progress, bool):  # whoever passed a listener looks at the result

@@ -29,7 +29,8 @@ def train(
     """Train or fine-tune on pictures, measure the result and write its report.
 
     By default the model and the recipe are chosen to suit the pictures. Every setting can be passed by its name:
-    those of `Start`, `Optim`, `Schedule`, `Machine`, `Augment` and `DataConfig`, such as `weights=`, `lr=`, `epochs=`.
+    those of `Start`, `Optim`, `Schedule`, `Machine`, `Augment`, `DataConfig` and `Selection`, such as `weights=`,
+    `lr=`, `epochs=`, `folds=`.
 
     Args:
         data: The data set: a folder of class folders, a table, shards, or a name such as digits or cifar10.

@@ -32,16 +32,16 @@ BEFORE_TASKS = 1  # what a model of one class per picture still is, so that olde
 EXTRA = "extra."  # prefix of the names of `Checkpoint.extras` in the file
 
 
-def save_checkpoint(checkpoint: Checkpoint, path: str | Path) -> None:
-    """Write one self-describing file, atomically."""
+def save_checkpoint(checkpoint: Checkpoint, path: str | Path, beside: Mapping[str, str] | None = None) -> None:
+    """Write one self-describing file, atomically; `beside` are metadata that are not the model's."""
     target = Path(path)
     if target.suffix != ".safetensors":
         raise WeightsError(f"our checkpoints end in .safetensors; got {target}.")
     with atomic_path(target) as draft:
-        write(checkpoint, draft)
+        write(checkpoint, draft, beside)
 
 
-def write(checkpoint: Checkpoint, path: Path) -> None:
+def write(checkpoint: Checkpoint, path: Path, beside: Mapping[str, str] | None = None) -> None:
     """Write to a path directly."""
     tensors = {**checkpoint.tensors, **{EXTRA + name: tensor for name, tensor in checkpoint.extras.items()}}
     metadata = to_dict(Metadata(**checkpoint.facts()))
@@ -50,7 +50,7 @@ def write(checkpoint: Checkpoint, path: Path) -> None:
     facts = {"version": version, "config": to_dict(checkpoint.config), **metadata, "crc32": checksums(tensors)}
     text = json.dumps(facts, ensure_ascii=False)
     header = {"vitrail": text, "vitrail.crc32": str(zlib.crc32(text.encode()))}
-    write_safetensors(path, tensors, header)
+    write_safetensors(path, tensors, {**header, **(beside or {})})
 
 
 def read_native(path: Path) -> Checkpoint:

@@ -15,7 +15,7 @@ from vitrail.data.source import Dataset, FileSource, RowSource, Source, name_aft
 from vitrail.data.sources.parquet import ParquetTable
 from vitrail.data.sources.store import StoreSource
 from vitrail.data.split import SPLIT_NAMES, UNUSED, refuse_split_file, split_samples
-from vitrail.errors import DataError, list_names, shorten
+from vitrail.errors import DataError, list_names, shorten, suggest
 from vitrail.rng import Integers
 from vitrail.storage import Disk, Store, is_address, refuse_secrets
 from vitrail.untrusted import check_regular
@@ -94,11 +94,12 @@ def open_table(store: Store, name: str, config: DataConfig) -> Dataset:
         source: Source = BytesSource(table.pictures(chosen["picture"]), nothing, name, copies)
     else:
         source = _files(where, table.values(chosen["picture"]), nothing, copies)
+    groups = {} if config.group is None else _read_groups(where, table, config.group, source.keys())
     if chosen["split"]:
         refuse_split_file(config, where)
         parts = _own_splits(where, table.values(chosen["split"]))
     else:
-        parts = split_samples(config, source.keys(), labels.strata())
+        parts = split_samples(config, source.keys(), labels.strata(), groups)
     unused = tuple((source.key(index), labels.cell(index)) for index in parts.pop(UNUSED, ()))
     classes, source.labels = labels.encode(where, parts)
     return Dataset(
@@ -109,7 +110,24 @@ def open_table(store: Store, name: str, config: DataConfig) -> Dataset:
         unused=unused,
         task=labels.task,
         assumed=labels.assumed,
+        groups=groups,
     )
+
+
+def _read_groups(where: str, table: ParquetTable | CsvTable, column: str, keys: Sequence[str]) -> dict[str, str]:
+    """The group of each picture."""
+    if column not in table.names:
+        hint = suggest(column, table.names)
+        raise DataError(f"{where}: `group={column}` must be a column of the table; {hint}")
+    groups: dict[str, str] = {}
+    for row, (key, value) in enumerate(zip(keys, table.values(column), strict=True), start=1):
+        group = "" if value is None else str(value).strip()
+        if not group:
+            raise DataError(f"{where}: row {row} has nothing in the column {column}, so its group is unknown.")
+        if groups.setdefault(key, group) != group:
+            both = f"{shorten(groups[key])} and {shorten(group)}"
+            raise DataError(f"{where}: {key[:100]} is there twice, in the groups {both}; keep one.")
+    return groups
 
 
 def _label_columns(text: str, names: Sequence[str]) -> list[str]:
