@@ -55,6 +55,12 @@ class Grade(Task):
         shares = np.exp(outputs - np.max(outputs, axis=-1, keepdims=True)).astype(np.float64)
         return shares / shares.sum(axis=-1, keepdims=True)
 
+    def graph(self, outputs: Any, trust: Trust | None) -> Any:
+        return outputs.softmax(dim=-1)
+
+    def restore(self, meanings: Any, trust: Trust | None) -> Array:
+        return np.log(np.asarray(meanings, dtype=np.float64))
+
     def answer(
         self, outputs: Array, names: Sequence[str], trust: Trust | None, *, top_k: int, coverage: float | None
     ) -> Answer:

@@ -15,7 +15,7 @@ from vitrail.prediction import Predictor
 from vitrail.progress import Progress, ending, pick_progress, table, working
 from vitrail.registry import EXPORTS
 from vitrail.verbs.call import DataArgument, resolve_data
-from vitrail.verbs.keywords import DataSettings, read_data_settings, renamed
+from vitrail.verbs.keywords import DataSettings, changed_settings, read_data_settings, renamed
 from vitrail.weights.metadata import ClassNames
 from vitrail.weights.resolve import BUNDLED, Located, checksums_of, find_files
 
@@ -39,7 +39,7 @@ class Calibrated:
     before: "Measurement"  # of the pictures that it was calibrated on, without the temperature
     after: "Measurement"
     notes: tuple[str, ...] = ()
-    data: str = field(default="", repr=False)  # as its user named it
+    data: tuple[str, ...] = field(default=(), repr=False)  # with its settings, as arguments of a command
 
     def facts(self) -> dict[str, Any]:
         """The numbers, as JSON values."""
@@ -63,7 +63,7 @@ class Calibrated:
         before, after = (each.results.calibration_rows() for each in (self.before, self.after))
         rows = [(name, before.get(name, "–"), text) for name, text in after.items()]
         yield table(rows, "on these pictures", "before", "after", left=3)
-        yield from ending([self.path], shlex.join(["vitrail", "eval", str(self.path), self.data]))
+        yield from ending([self.path], shlex.join(["vitrail", "eval", str(self.path), *self.data]))
 
 
 @renamed(classes="class_names")
@@ -102,6 +102,7 @@ def calibrate(
     argument, found = resolve_data(model, data, config, device=device, class_names=class_names)
     located, source = argument.place, argument.source
     from vitrail.evaluation.confidence import count_pictures, fit_trust
+    from vitrail.report.command_lines import flags
     from vitrail.runtimes.torch_runtime import TorchRuntime
     from vitrail.weights.native import save_checkpoint
 
@@ -118,7 +119,12 @@ def calibrate(
         trust, before = fit_trust(predictor, dataset, split, by_position=by_position, progress=advance)
     save_checkpoint(replace(checkpoint, trust=trust), target)
     return Calibrated(
-        path=target, trust=trust, before=before, after=replace(before, trust=trust), notes=notes, data=str(data)
+        path=target,
+        trust=trust,
+        before=before,
+        after=replace(before, trust=trust),
+        notes=notes,
+        data=(found.name, *flags(changed_settings(config))),
     )
 
 
