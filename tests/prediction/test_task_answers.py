@@ -159,7 +159,7 @@ def test_rows_of_values(folder: Path, number: Predictor, tmp_path: Path) -> None
     assert [json.loads(line)["age"] for line in (tmp_path / "again.jsonl").read_text().splitlines()] == [
         row.value for row in expected
     ]
-    odd = vitrail.predict(replace(number, classes=("error", "height")), [folder / "photos" / "0.png"])
+    odd: Any = vitrail.predict(replace(number, classes=("error", "height")), [folder / "photos" / "0.png"])
     assert odd.columns.measured == ["error_value", "height"]
 
 
@@ -177,8 +177,8 @@ def test_the_terminals_table(folder: Path, capsys: pytest.CaptureFixture[str]) -
     assert main(["predict", str(folder / "number.safetensors"), str(folder / "photos"), "--coverage", "0.9"]) == 0
     line = capsys.readouterr().out.splitlines()[0]
     assert line.index("age ") < line.index(" to ") < line.index("height ")
-    columns = vitrail.predict(vitrail.load(folder / "several.safetensors"), [folder / "photos" / "0.png"]).columns
-    TerminalTable(columns).write(Prediction(picture="p"))
+    rows: Any = vitrail.predict(vitrail.load(folder / "several.safetensors"), [folder / "photos" / "0.png"])
+    TerminalTable(rows.columns).write(Prediction(picture="p"))
     assert "no label applies" in capsys.readouterr().out
 
 

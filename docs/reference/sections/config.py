@@ -132,6 +132,8 @@ def _choices(hint: Any, home: str) -> list[str]:
 
 
 def _plural(kind: type[Any]) -> str:
+    if get_origin(kind) is tuple:
+        return f"lists of {_plural(get_args(kind)[0])}"
     return "texts" if kind is str else f"{_TYPES[kind]}s"
 
 
