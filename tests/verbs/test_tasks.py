@@ -429,13 +429,17 @@ def test_mistakes(kind: Kind, name: str) -> None:
     assert list(Path().iterdir()) == []
 
 
-def test_settings_of_classes_are_refused_before_features_are_computed(
-    kind: Kind, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("what", ["all", "head"])
+def test_label_smoothing_of_values_is_refused_before_features_are_computed(
+    kind: Kind, what: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    if kind.name != "number":
+        return
     monkeypatch.setattr("vitrail.model.ViT.features", lambda *_: pytest.fail("features were computed"))
-    settings = {"model": None, "weights": str(kind.run), "train": "head", "label_smoothing": 0.1}
+    settings = {"model": None, "weights": str(kind.run), "train": what, "label_smoothing": 0.1}
     with pytest.raises(VitrailError, match="label_smoothing= must be 0 for measured values"):
         fit(kind, **settings)
+    assert list(Path().iterdir()) == []
 
 
 def test_the_command_names_its_flags(kind: Kind, capsys: pytest.CaptureFixture[str]) -> None:
