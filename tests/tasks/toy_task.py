@@ -7,6 +7,7 @@ from typing import Any, ClassVar, Literal
 
 import numpy as np
 from matplotlib.figure import Figure
+from torch.nn.functional import cross_entropy
 
 from vitrail.blocks import Block, Fact, Numbers, Paragraph, Table
 from vitrail.canvas import Theme, new_figure, paint
@@ -37,19 +38,24 @@ class Grade(Task):
     losses = ("cross-entropy",)
     metrics: ClassVar[Mapping[str, bool]] = MappingProxyType({"mean_distance": False})
     noun = ("grade", "grades")
-    schema: ClassVar[Schema] = {"value": {"type": "number"}}
+    schema: ClassVar[Schema] = {
+        "labels": {"type": "array", "items": {"type": "object"}, "description": "The nearest grade."},
+        "values": {"type": "array", "items": {"type": "number"}, "description": "The mean grade."},
+    }
 
     def loss(self, outputs: Any, targets: Any, goal: Goal) -> Any:
-        raise NotImplementedError
+        return cross_entropy(outputs.float(), targets)
 
     def chance(self, targets: Array) -> float:
-        raise NotImplementedError
+        return float(np.log(targets.max() + 1))
 
     def score(self, outputs: Any, targets: Any) -> Any:
-        raise NotImplementedError
+        distances = self.grades(outputs.double().cpu().numpy(), None) - targets.cpu().numpy()
+        return len(targets), float(np.abs(distances).sum()), float(cross_entropy(outputs, targets, reduction="sum"))
 
     def summarize(self, parts: Sequence[Any]) -> dict[str, float]:
-        raise NotImplementedError
+        count, distance, loss = np.sum(parts, axis=0)
+        return {"loss": loss / count, "mean_distance": distance / count}
 
     def probabilities(self, outputs: Any, trust: Trust | None) -> Array:
         shares = np.exp(outputs - np.max(outputs, axis=-1, keepdims=True)).astype(np.float64)
@@ -64,12 +70,21 @@ class Grade(Task):
     def answer(
         self, outputs: Array, names: Sequence[str], trust: Trust | None, *, top_k: int, coverage: float | None
     ) -> Answer:
-        return Answer(values=(float(self.grades(outputs[None], trust)[0]),))
+        grade = float(self.grades(outputs[None], trust)[0])
+        nearest = min(max(round(grade), 0), len(names) - 1)
+        share = float(self.probabilities(outputs, trust)[nearest])
+        return Answer(labels=(names[nearest],), scores=(share,), indices=(nearest,), values=(grade,))
 
     def grades(self, outputs: Array, trust: Trust | None) -> Array:  # (N, C) → (N,)
         """The mean of the grades, weighted by their probabilities."""
         offset = trust.offset if isinstance(trust, GradeTrust) else 0.0
         return self.probabilities(outputs, trust) @ np.arange(outputs.shape[1]) + offset
+
+    def graph(self, outputs: Any, trust: Trust | None) -> Any:
+        return outputs.softmax(dim=-1)
+
+    def restore(self, meanings: Any, trust: Trust | None) -> Array:
+        return np.log(np.asarray(meanings).astype(np.float64))
 
     def measure(
         self, outputs: Array, targets: Array, names: Sequence[str], trust: Trust | None, coverage: float

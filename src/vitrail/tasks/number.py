@@ -137,7 +137,7 @@ class Number(Task):
         """The mean over pictures and values; targets are in the user's units, and perhaps mixed."""
         from torch.nn import functional
 
-        self._check(goal)
+        self.check_goal(goal)
         self._check_count(outputs.shape[-1])
         wanted = targets.float()
         if self.mean:  # in two steps, so that single precision is enough for a mean far above the std
@@ -148,7 +148,7 @@ class Number(Task):
         losses = {"mse": functional.mse_loss, "l1": functional.l1_loss, "huber": functional.huber_loss}
         return losses[goal.loss or self.losses[0]](outputs.float(), wanted)
 
-    def _check(self, goal: Goal) -> None:
+    def check_goal(self, goal: Goal) -> None:
         if goal.label_smoothing:
             text = f"must be 0 for measured values, which have no classes to spread over; got {goal.label_smoothing:g}."
             raise ConfigError(text, field="label_smoothing")

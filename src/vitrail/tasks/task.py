@@ -47,7 +47,11 @@ class Goal:
 
 
 class Answer(NamedTuple):
-    """What the outputs for one picture mean; what a task does not have stays empty."""
+    """What the outputs for one picture mean; what a task does not have stays empty.
+
+    Where the label of a picture is a class or a set, rows of predictions show the labels; where it is values, the
+    values, one for each output.
+    """
 
     labels: tuple[str, ...] = ()  # best first
     scores: tuple[float, ...] = ()  # their probabilities
@@ -283,6 +287,9 @@ class Task(ABC):
     def fitted(self, targets: Array) -> Self:
         """The task with what the training targets tell, such as their mean and standard deviation."""
         return self
+
+    def check_goal(self, goal: Goal) -> None:
+        """Refuse what the loss cannot do, before anything is computed."""
 
     @abstractmethod
     def loss(self, outputs: "Tensor", targets: "Tensor", goal: Goal) -> "Tensor":

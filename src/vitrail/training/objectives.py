@@ -151,6 +151,7 @@ class Supervised(Objective):
         self.task = setup.task
         self.choice = choice_of(setup.config, setup.task)
         self.goal = make_goal(setup, check_loss(setup.config.optim.loss, setup.task))
+        self.task.check_goal(self.goal)
         self.shown = _shown_metrics(setup, self.choice)
         self._chance = setup.task.chance(setup.dataset.split("train").labels)
 

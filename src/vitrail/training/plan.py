@@ -64,6 +64,7 @@ def settle(
     if config.schedule.patience is not None and not setup.has_validation and not again:
         listener.said("no validation pictures: training does not stop early, and the last weights are kept")
     setup = replace(setup, config=settle_balance(setup, Listener().said if again else listener.said))
+    make_objective(setup)  # which refuses what the task cannot learn by, before anything is computed
     listener.prepared("timing a few pictures", 0, 1)
     planner = _Planner(setup, ranks, listener, may_shrink)
     try:

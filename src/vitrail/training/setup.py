@@ -116,6 +116,7 @@ def prepare_run(config: TrainConfig, dataset: Dataset) -> Setup:
         classes=dataset.classes,
         image_size=start.image_size,
         drop_representation=True,
+        task=make_task(dataset.task),
     )
     check_numbers(checkpoint, start.weights)
     if channels > 3 or start.channels:  # which need filters; models of RGB get grey pictures as RGB
