@@ -13,10 +13,10 @@ import pytest
 import torch
 from scipy import stats
 
-from processes import run
+from processes import run, run_ranks
 from vitrail.data import Loader, LoaderConfig
 from vitrail.errors import ConfigError
-from vitrail.ranks import Ranks
+from vitrail.ranks import Ranks, leave_ranks
 from vitrail.runtimes.runtime import Floats
 from vitrail.runtimes.torch_runtime import TorchRuntime
 from vitrail.training import TrainConfig, train
@@ -178,3 +178,18 @@ def test_without_features_folds_are_runs_on_pictures(tmp_path: Path) -> None:
     assert {(row["repeat"], row["fold"]) for row in rows} == {("1", "1"), ("1", "2"), ("2", "1"), ("2", "2")}
     assert done.held_out is not None
     assert len(done.held_out.keys) == len(rows) // 2, "each picture once: those of the first repeat"
+
+
+def train_on_ranks(config: TrainConfig, folder: Path) -> None:
+    train(config, folder)
+    leave_ranks()
+
+
+@pytest.mark.slow
+def test_ranks_train_one_fold_after_the_other_together(weights: str, tmp_path: Path) -> None:
+    config = head_config(weights, folds=2, epochs=1, search="lr=0.01|0.1", trials=2)
+    assert run_ranks(train_on_ranks, config, tmp_path / "run") == [0, 0]
+    together, alone = read_run(tmp_path / "run"), train(config, tmp_path / "alone")
+    assert [trial.settings for trial in together.trials] == [trial.settings for trial in alone.trials]
+    assert [fold.count for fold in together.folds] == [fold.count for fold in alone.folds]
+    assert [fold.loss for fold in together.folds] == pytest.approx([fold.loss for fold in alone.folds], rel=1e-3)
