@@ -75,5 +75,5 @@ clean:
 
 # torch is installed first, by itself: together with it, another library could pull a different build.
 .venv/dev.stamp: .venv/core.stamp
-	$(PIP_INSTALL) --editable '.[dev,peers,datasets,tables,dicom,track,wandb,mlflow,search,ray,s3,export,serve,docs]'
+	$(PIP_INSTALL) --editable '.[dev,peers,datasets,tables,dicom,track,wandb,mlflow,search,tune,ray,s3,export,serve,docs]'
 	touch $@

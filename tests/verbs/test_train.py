@@ -1,5 +1,6 @@
 """`vitrail.train` and the command are one door: the same weights to the bit, the same numbers, the same report."""
 
+import csv
 import json
 import re
 import signal
@@ -14,7 +15,7 @@ from tests.data.conftest import make_folder  # noqa: F401
 
 from vitrail.cli.main import main
 from vitrail.data import open_data
-from vitrail.errors import ConfigError, ResumableError
+from vitrail.errors import ConfigError, ResumableError, VitrailError
 from vitrail.evaluation.confidence import count_pictures
 from vitrail.training import Schedule, TrainConfig, recipe, recipes
 from vitrail.training.signals import InterruptedRunError, Signals
@@ -170,3 +171,39 @@ def test_without_a_report_the_run_is_still_there(here: Path, monkeypatch: pytest
     assert run.best.is_file()
     assert (run.report, run.problem) == (None, "the disk is gone")
     assert ["no report: the disk is gone" in str(warning.message) for warning in caught] == [True]
+
+
+def test_folds_and_a_search_are_in_the_report(here: Path) -> None:
+    first = train("digits", epochs=1, batch_size=256, check=False, report=False, out="first")
+    flags = ["--recipe", "linear", "--weights", str(first.best), "--epochs", "2", "--folds", "2", "--no-check"]
+    search = "lr=0.001|0.1"
+    assert main(["train", "digits", *flags, "--search", search, "--trials", "2", "--out", "command"]) == 0
+    assert {"Folds", "Search", "Results on test"} <= set(sections(Path("command")))
+    with Path("command/predictions.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    with Path("command/folds.csv").open() as file:
+        folds = {row["key"]: row["fold"] for row in csv.DictReader(file)}
+    assert {row["picture"]: row["fold"] for row in rows} == folds
+    facts = json.loads(Path("command/metrics.json").read_text())
+    assert facts["folds"]["held_out"]["pictures"] == len(folds)
+    assert facts["evaluation"]["split"] == "test"
+    assert Path("command/test/predictions.csv").is_file()
+    again = resume("command")
+    assert "nothing left to train" in again.ended
+    assert [fold.facts() for fold in again.folds] == facts["folds"]["scores"]
+    assert sorted(trial.settings["lr"] for trial in again.trials) in ([0.001, 0.1], [0.1, 0.1], [0.001, 0.001])
+
+
+def test_folds_are_planned_and_refuse_what_they_cannot_do(here: Path) -> None:
+    one, five = (plan("digits", epochs=2, check=False, folds=folds) for folds in (None, 5))
+    assert (five.folds, one.folds) == (5, 0)
+    assert "5 folds, a last model on all pictures; 2 epochs" in "\n".join(five.describe())
+    assert list(here.iterdir()) == []
+    for settings, message in (
+        ({"fold_repeats": 2}, "pass `folds=` too|pass folds= too"),
+        ({"folds": 1}, "folds must be between 2"),
+        ({"folds": 5, "track": True}, "follows one model"),
+        ({"folds": 5, "group": "patient"}, "names a column of a table"),
+    ):
+        with pytest.raises(VitrailError, match=message):
+            train("digits", check=False, **settings)

@@ -1,0 +1,49 @@
+"""`search=` is checked before anything: its names, its ranges, its choices."""
+
+import pytest
+
+from vitrail.errors import ConfigError
+from vitrail.training.config import TrainConfig
+from vitrail.training.recipes import read_changes, recipe
+from vitrail.training.search_space import Range, check_space, parse_search
+
+
+def test_ranges_and_choices() -> None:
+    space = parse_search("lr=1e-4..1e-2, weight-decay=0..0.1,epochs=5..50,optimizer=adamw|sgd,clip=none|1.0")
+    assert space == {
+        "lr": Range(1e-4, 1e-2, whole=False),
+        "weight_decay": Range(0, 0.1, whole=False),
+        "epochs": Range(5, 50, whole=True),
+        "optimizer": ("adamw", "sgd"),
+        "clip": (None, 1.0),
+    }
+    logs = {name: values.log for name, values in space.items() if isinstance(values, Range)}
+    assert logs == {"lr": True, "weight_decay": False, "epochs": False}
+    assert not Range(0.1, 0.5, whole=False).log
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", "must name settings"),
+        ("lr", "must be such as"),
+        ("lrr=1..2", "has no setting"),
+        ("lr=2..1", "from a low to a high number"),
+        ("lr=a..b", "from a low to a high number"),
+        ("lr=1e-3", "different choices"),
+        ("lr=1e-3..1e-2,lr=1..2", "twice"),
+        ("seed=1..9", "stay those of the run"),
+        ("data_dir=a|b", "stay those of the run"),
+        ("momentum=0..2", "that momentum cannot have"),
+        ("optimizer=adamw|adam", "that optimizer cannot have"),
+    ],
+)
+def test_what_can_never_be_right_is_refused_before_data_are_read(text: str, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        read_changes("train", None, None, {"search": text})
+
+
+def test_what_leaves_no_choice_is_refused() -> None:
+    with pytest.raises(ConfigError, match="features of unchanged pictures"):
+        check_space(parse_search("mixup=0..1"), recipe("linear"))
+    check_space(parse_search("mixup=0..1"), TrainConfig())
