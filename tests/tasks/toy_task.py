@@ -80,12 +80,6 @@ class Grade(Task):
         offset = trust.offset if isinstance(trust, GradeTrust) else 0.0
         return self.probabilities(outputs, trust) @ np.arange(outputs.shape[1]) + offset
 
-    def graph(self, outputs: Any, trust: Trust | None) -> Any:
-        return outputs.softmax(dim=-1)
-
-    def restore(self, meanings: Any, trust: Trust | None) -> Array:
-        return np.log(np.asarray(meanings).astype(np.float64))
-
     def measure(
         self, outputs: Array, targets: Array, names: Sequence[str], trust: Trust | None, coverage: float
     ) -> "GradeResults":

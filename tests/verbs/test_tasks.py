@@ -136,7 +136,8 @@ def test_its_numbers_are_scikit_learns(kind: Kind, raw: np.ndarray, capsys: pyte
         cells = [[float(row[f"{name}_predicted"]) for name in VALUES] for row in rows]
         np.testing.assert_allclose(cells, raw, rtol=1e-4)
         return
-    predicted = raw > vitrail.load(kind.run).trust.thresholds
+    trust: Any = vitrail.load(kind.run).trust
+    predicted = raw > trust.thresholds
     assert 0.4 < facts["map"] < 1
     assert facts["map"] == pytest.approx(sk.average_precision_score(truth, raw))
     assert facts["micro_f1"] == pytest.approx(sk.f1_score(truth, predicted, average="micro"))
@@ -158,7 +159,7 @@ def test_its_numbers_are_torchmetrics(kind: Kind, raw: np.ndarray) -> None:
         expected = torchmetrics.functional.r2_score(predicted, truth)
         assert facts["r2"]["value"] == pytest.approx(float(expected), rel=1e-5)
     else:
-        found = torchmetrics.functional.classification.multilabel_average_precision(predicted, truth, 3)
+        found = multilabel_average_precision(predicted, truth, 3)
         assert facts["map"] == pytest.approx(float(found), rel=1e-5)
 
 
@@ -182,7 +183,7 @@ def test_a_calibration_goes_into_the_answers(kind: Kind, capsys: pytest.CaptureF
 
 def test_answers_with_a_coverage(kind: Kind, raw: np.ndarray, capsys: pytest.CaptureFixture[str]) -> None:
     found = list(vitrail.predict(kind.run, kind.tests, coverage=0.8))
-    trust = vitrail.load(kind.run).trust
+    trust: Any = vitrail.load(kind.run).trust
     assert main(["predict", str(kind.run), *map(str, kind.tests), "--coverage", "0.8", "--format", "jsonl"]) == 0
     printed = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     for answer, line, meanings in zip(found, printed, raw, strict=True):
@@ -242,7 +243,7 @@ def test_the_service_answers_as_the_run_does(kind: Kind) -> None:
     assert described["highest_coverage"] == 0.98
     listed = ask(app, lambda client: client.get("/v1/labels")).json()
     assert listed["labels"] == list(kind.names)
-    trust = vitrail.load(kind.run).trust
+    trust: Any = vitrail.load(kind.run).trust
     assert listed["thresholds"] == (list(trust.thresholds) if kind.name == "several" else None)
 
 

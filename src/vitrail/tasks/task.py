@@ -288,7 +288,7 @@ class Task(ABC):
         """The task with what the training targets tell, such as their mean and standard deviation."""
         return self
 
-    def check_goal(self, goal: Goal) -> None:
+    def check_goal(self, goal: Goal) -> None:  # noqa: B027 - most can do everything
         """Refuse what the loss cannot do, before anything is computed."""
 
     @abstractmethod
