@@ -172,7 +172,7 @@ class FoldWork(NamedTuple):
         quiet = setup.config.start.training.on_features
         listener = Quiet(self.listener, says=False) if quiet else self.listener
         try:
-            run, predictor = carry_out(made, self.ranks, folder, listener, resume=begun)
+            run, predictor = carry_out(made, self.ranks, folder, listener, resume=begun, draw=not quiet)
         except InterruptedRunError as error:
             raise InterruptedRunError(error.exit_code - 128, self.folder) from None
         measured = run.measurement or measure_split(predictor, learned, "val")

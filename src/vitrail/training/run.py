@@ -47,11 +47,19 @@ PROBE = "probe"  # the folder of the head's own run
 
 
 def carry_out(
-    setup: Setup, ranks: Ranks, folder: Path, listener: Listener, *, resume: bool, folds: FoldResults | None = None
+    setup: Setup,
+    ranks: Ranks,
+    folder: Path,
+    listener: Listener,
+    *,
+    resume: bool,
+    folds: FoldResults | None = None,
+    draw: bool = True,
 ) -> tuple[Run, Predictor]:
     """Train to the end and measure the result; the best weights, as measured, are returned for the report.
 
-    With `folds`, the model is calibrated by what they have measured.
+    With `folds`, the model is calibrated by what they have measured. `draw` is for the curves, which take as long as
+    a head on features.
     """
     setup, loaders = try_balances(setup, ranks, folder, listener)
     head = probe(setup, ranks, folder, listener, loaders) if setup.config.start.probe else None
@@ -63,7 +71,7 @@ def carry_out(
         trainer.start_from(head)
     state = trainer.run()
     rows = read_rows(folder / RESULTS)
-    if ranks.is_first:
+    if ranks.is_first and draw:
         rates = learning_rates(setup.model, setup.config, setup.model.config.depth)
         title, choice = f"{setup.dataset.name}, {setup.config.recipe}", trainer.objective.choice
         draw_curves(rows, folder / "results.png", title, choice, rates)
