@@ -233,14 +233,14 @@ def test_labels_that_are_no_classes_are_refused_before_weights_are_fetched(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     table = tmp_path / "table.csv"
-    rows = [f"{number}.png,{number / 7:.3f}" for number in range(20)]
+    rows = [f"{number}.png,name {number}" for number in range(20)]
     table.write_text("\n".join(["path,label", *rows]))
 
     def fetched(*_: Any) -> Any:
         raise WeightsError("weights were fetched")
 
     monkeypatch.setattr("vitrail.training.auto_config._get_backbone", fetched)
-    with pytest.raises(DataError, match=r"the labels are measurements, such as '0\.000': 20 classes for 20 pictures"):
+    with pytest.raises(DataError, match="nearly one class per picture, such as 'name 0': 20 classes for 20 pictures"):
         resolve(str(table), {}, Ranks(), check=True)
     with pytest.raises(WeightsError, match="weights were fetched"):  # whoever insists gets further
         resolve(str(table), {}, Ranks(), check=False)

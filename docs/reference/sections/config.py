@@ -86,6 +86,8 @@ def _row(each: "dataclasses.Field[Any]", hint: Any, note: str, home: str) -> tup
 
 def field_notes(config: type[Any]) -> dict[str, str]:
     """Field → the text below it, else the comment beside or above it, else what its own dataclass says of itself."""
+    base = config.__mro__[1]
+    inherited = field_notes(base) if dataclasses.is_dataclass(base) else {}
     source = inspect.getsource(config)
     comments = {
         token.start[0]: (token.string.removeprefix("#").strip(), token.line.lstrip().startswith("#"))
@@ -105,7 +107,7 @@ def field_notes(config: type[Any]) -> dict[str, str]:
         kinds = [kind for kind in (hint, *get_args(hint)) if dataclasses.is_dataclass(kind)]
         if not notes.get(name) and len(kinds) == 1:
             notes[name] = (kinds[0].__doc__ or "").split("\n")[0]
-    return notes | field_texts(config)
+    return inherited | notes | field_texts(config)
 
 
 def _type(hint: Any, home: str) -> str:

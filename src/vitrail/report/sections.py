@@ -51,7 +51,7 @@ def data_section(dataset: Dataset, split_from: str = "", check: Sequence[Block] 
     total = sum(map(len, labels.values()))
     origin = " Splits that the data did not have were made by vitrail, from names and a seed."
     origin = f" Splits: {split_from}." if split_from else origin if dataset.made_split else ""
-    text = f"{dataset.name}: {total:,} pictures, {counted(len(dataset.classes), *nouns_of(dataset))}.{origin}"
+    text = f"{dataset.name}: {total:,} pictures, {dataset.described_outputs}.{origin}"
     has_values = labels_of(dataset.task) == "values"
     blocks = _value_blocks(dataset, labels) if has_values else [_count_table(dataset, labels)]
     return Section("Data", [Paragraph(text), *blocks, *check])

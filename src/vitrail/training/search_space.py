@@ -43,14 +43,14 @@ def parse_search(text: str) -> Space:
         name, equals, values = (piece.strip() for piece in part.partition("="))
         name = name.replace("-", "_")
         if not equals or not values:
-            raise _error(f"must be such as lr=1e-4..1e-2,optimizer=adamw|sgd; got {shorten(part)}.")
+            raise _error(f"must be such as `lr=1e-4..1e-2,optimizer=adamw|sgd`; got {shorten(part)}.")
         _check_name(name)
         if name in space:
             raise _error(f"has {name} twice; keep one.")
         space[name] = _parse_values(name, values)
         _check_values(name, space[name])
     if not space:
-        raise _error("must name settings, such as lr=1e-4..1e-2,weight_decay=0..0.1.")
+        raise _error("must name settings, such as `lr=1e-4..1e-2,weight_decay=0..0.1`.")
     return space
 
 

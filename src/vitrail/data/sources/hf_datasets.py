@@ -84,8 +84,10 @@ def _label_columns(library: Any, rows: Any, name: str, config: DataConfig) -> tu
             f"{', '.join(rows.features)}."
         )
     if kind == "values" and len(columns) > 1 and not named:
-        flag = "`columns={'label': '" + ",".join(columns) + "'}`"
-        raise DataError(f"{name}: has several columns of numbers; name those that are meant, such as {flag}.")
+        raise DataError(
+            f"{name}: has several columns of numbers; name those that are meant, such as "
+            f"`columns={{'label': '{','.join(columns)}'}}`."
+        )
     return kind, columns if kind == "values" else columns[:1]
 
 
