@@ -16,6 +16,7 @@ import argparse
 import csv
 import tempfile
 import time
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -109,10 +110,13 @@ def train_timm(folder: Path, task: str, epochs: int, seed: int) -> tuple[np.ndar
     )
     targets = torch.as_tensor(data.split("train").labels).float()
     mean, std = (targets.mean(0), targets.std(0)) if task == "number" else (torch.zeros(1), torch.ones(1))
-    several = timm.loss.BinaryCrossEntropy(smoothing=0.0)
-    optimizer = timm.optim.create_optimizer_v2(model, opt="adamw", lr=1e-3, weight_decay=0.05)
+    losses, optimizers, schedules = (
+        import_module(f"{timm.__name__}.{part}") for part in ("loss", "optim", "scheduler")
+    )
+    several = losses.BinaryCrossEntropy(smoothing=0.0)
+    optimizer = optimizers.create_optimizer_v2(model, opt="adamw", lr=1e-3, weight_decay=0.05)
     loader = Loader(data, "train", spec, LoaderConfig(batch_size=BATCH, seed=seed), Augment(crop="pad"))
-    schedule = timm.scheduler.CosineLRScheduler(
+    schedule = schedules.CosineLRScheduler(
         optimizer, t_initial=epochs * len(loader), warmup_t=len(loader), warmup_lr_init=1e-5, t_in_epochs=False
     )
     step = 0
