@@ -248,6 +248,7 @@ def carry_out(
             source,
             where,
             run_of(source),
+            task=predictor.task,
             arguments=arguments,
             settings={**about, "data": where, "source": to_dict(data.config)},
             split_from=split_from,
