@@ -174,8 +174,8 @@ def test_a_calibration_goes_into_the_answers(kind: Kind, capsys: pytest.CaptureF
     replace_trust(kind.run / BEST, Path("plain.safetensors"))
     with pytest.raises(ConfigError, match="needs a calibrated model"):
         vitrail.load("plain.safetensors").predict(kind.tests[0], coverage=0.9)
-    done = vitrail.calibrate("plain.safetensors", kind.data, out="python.safetensors", **kind.reading)
-    flags = ["plain.safetensors", kind.data, *kind.columns, "--out", "command.safetensors", "--json"]
+    done = vitrail.calibrate("plain.safetensors", kind.data, out="python.safetensors")  # values have their columns
+    flags = ["plain.safetensors", kind.data, "--out", "command.safetensors", "--json"]
     assert main(["calibrate", *flags]) == 0
     printed = json.loads(capsys.readouterr().out)
     assert printed == {**done.to_dict(), "path": "command.safetensors"}

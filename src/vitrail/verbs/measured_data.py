@@ -14,11 +14,12 @@ from vitrail.evaluation.ood import is_unlabelled, open_unlabelled
 from vitrail.tasks.task import Task
 from vitrail.training.run_folder import read_config
 from vitrail.verbs.call import DataArgument
+from vitrail.weights.metadata import Metadata
 
 
-def open_with_splits(data: DataArgument, run: Path, task: Task) -> tuple[Dataset, str]:
+def open_with_splits(data: DataArgument, run: Path, model: Metadata) -> tuple[Dataset, str]:
     """The data for a model, and the origin of their splits if they have none of their own: the run's, or new ones."""
-    data, dataset = _open_as_run(data, run, task)
+    data, dataset = _open_as_trained(data, run, model)
     if not dataset.made_split:
         return dataset, ""
     file = run / "split.csv"
@@ -33,20 +34,25 @@ def open_with_splits(data: DataArgument, run: Path, task: Task) -> tuple[Dataset
         return dataset, f'{file} is for other pictures, so a new split was made; the split "all" uses every picture'
 
 
-def _open_as_run(data: DataArgument, run: Path, task: Task) -> tuple[DataArgument, Dataset]:
-    """The data by the columns that the run has read, unless their user names others or they have none such."""
-    try:
-        columns = read_config(run).source.columns
-    except VitrailError:  # of no run
-        columns = Columns()
+def _open_as_trained(data: DataArgument, run: Path, model: Metadata) -> tuple[DataArgument, Dataset]:
+    """The data by the columns that the model was trained on, unless their user names others or they have none such."""
+    columns = _trained_columns(run, model)
     if data.opened is not None or data.config.columns not in (Columns(), columns):
-        return open_for_task(data, task)
+        return open_for_task(data, model.task)
     try:
-        return open_for_task(replace(data, config=replace(data.config, columns=columns)), task)
+        return open_for_task(replace(data, config=replace(data.config, columns=columns)), model.task)
     except DataError:
         with suppress(DataError):  # where this fails too, the first error tells what the model needs
-            return open_for_task(data, task)
+            return open_for_task(data, model.task)
         raise
+
+
+def _trained_columns(run: Path, model: Metadata) -> Columns:
+    """Those of the model's run; without one, those that have the names of its values."""
+    with suppress(VitrailError):
+        return read_config(run).source.columns
+    names = model.classes if model.task.labels == "values" else None
+    return Columns(label=",".join(names)) if names else Columns()
 
 
 def open_for_task(data: DataArgument, task: Task) -> tuple[DataArgument, Dataset]:
