@@ -77,7 +77,7 @@ def test_it_is_measured_written_and_reported(predictor: Predictor, graded: Datas
     text = " ".join(check_page(Path("e/report.html").read_text(encoding="utf-8")).text)
     for part in (
         f"is off by {distance:.2f} grades for 60 test pictures of arrays.",
-        "arrays: 180 pictures, 7 grades.",
+        "arrays: 180 pictures, 7 classes.",
         "Grades have an order.",
         "largest distance",
         "How far grades are off.",
