@@ -93,7 +93,7 @@ def make_table(tmp_path: Path):
 def test_what_is_certain_is_chosen_and_what_is_doubtful_is_a_warning(make_table) -> None:
     dataset = open_data(make_table(combine(",") * 3))
     (note,) = dataset.assumed
-    assert note.startswith("labels holds several labels, separated by ,: task several; pass `task=one`")
+    assert note.startswith("labels holds several labels, separated by commas: task several; pass `task=one`")
     assert (dataset.task, dataset.classes) == ("several", tuple(sorted((*FLOWERS, *COLOURS))))
 
     table = make_table(combine(" ") * 3)

@@ -24,6 +24,7 @@ from vitrail.report import insights
 from vitrail.report.assembly import report_on_run
 from vitrail.report.command_lines import as_typed, run_commands
 from vitrail.report.sections import training_section
+from vitrail.tasks.one import ONE
 from vitrail.training.curves import Choice, EpochRow
 from vitrail.training.recipes import RECIPES, digits
 from vitrail.weights.checkpoint import Checkpoint
@@ -245,7 +246,7 @@ def test_commands_are_as_a_person_types_them(ranks: int, here: int, start: str) 
     "program", [["-c"], ["my_script.py", "my", "arguments"], ["/x/ipykernel/__main__.py"], [""], []]
 )
 def test_a_call_from_python_is_not_called_a_command(program: list[str]) -> None:
-    assert "the command that was run" not in run_commands(Path("run"), ["photos"], {"command": program})
+    assert "the command that was run" not in run_commands(Path("run"), ["photos"], {"command": program}, ONE)
 
 
 @pytest.mark.parametrize(

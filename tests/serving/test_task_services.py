@@ -47,7 +47,10 @@ def check(answer: httpx.Response, schema: str) -> Any:
     return answer.json()
 
 
-def test_what_it_says_about_them(asked: httpx.Client) -> None:
+def test_what_it_says_about_them(asked: httpx.Client, service: Running) -> None:
+    said = "".join(service.said)
+    assert "several: 4 labels on torch" in said
+    assert "number: 2 values on torch" in said
     described = check(asked.get("/v1/models"), "Models")["models"]
     assert [(each["name"], each["task"], each["highest_coverage"]) for each in described] == [
         ("several", "several", 0.9),

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import torch
 from tests.prediction.conftest import CLASSES, write_tiny
+from tests.task_models import LABELS, write_model_of
 
 from vitrail.data import ArraySource, Dataset
 from vitrail.errors import ConfigError
@@ -46,3 +47,18 @@ def test_named_classes_keep_their_part_of_the_head(tmp_path: Path) -> None:
     before = read_native(tmp_path / "bare.safetensors").tensors["head.weight"]
     assert setup.model.head is not None
     torch.testing.assert_close(setup.model.head.weight.detach(), before.flip(0), rtol=0, atol=0)
+
+
+def test_a_head_that_answered_another_question_starts_anew(tmp_path: Path) -> None:
+    """Also if the labels have the same names."""
+    images = torch.zeros(8, 3, 32, 32, dtype=torch.uint8)
+    config = apply_changes(recipe("finetune-adamw"), {"weights": str(write_model_of("several", tmp_path))})
+    for task, labels, is_new in (
+        ("several", np.eye(4, dtype=np.uint8)[[0, 1, 2, 3] * 2], False),
+        ("one", np.arange(8) % 4, True),
+    ):
+        source = ArraySource(images, labels, "arrays")
+        setup = prepare_run(config, Dataset(name="arrays", classes=LABELS, splits={"train": source}, task=task))
+        assert setup.model.head is not None
+        assert bool((setup.model.head.weight == 0).all()) == is_new
+        assert setup.task.kind == task

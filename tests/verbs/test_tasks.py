@@ -88,6 +88,7 @@ def test_the_command_makes_the_same_run(kind: Kind, capsys: pytest.CaptureFixtur
     assert f"val {kind.metric} " in capsys.readouterr().out
     page = (kind.run / "report.html").read_text(encoding="utf-8")
     assert {"several": "mean average precision", "number": "mean absolute error"}[kind.name] in page.lower()
+    assert ("--robustness" in page) == (kind.name == "several"), "what it suggests can be done"
 
 
 @in_fuzz_only
@@ -116,8 +117,8 @@ def raw(kind: Kind) -> np.ndarray:
 
 @pytest.mark.usefixtures("no_report")
 def test_its_numbers_are_scikit_learns(kind: Kind, raw: np.ndarray, capsys: pytest.CaptureFixture[str]) -> None:
-    found = vitrail.evaluate(kind.run, kind.data, out="python", **kind.reading)
-    assert main(["eval", str(kind.run), kind.data, *kind.columns, "--out", "command", "--json"]) == 0
+    found = vitrail.evaluate(kind.run, kind.data, out="python")  # by the columns of the run
+    assert main(["eval", str(kind.run), kind.data, "--out", "command", "--json"]) == 0
     printed = json.loads(capsys.readouterr().out)
     assert without_time(printed) == without_time(found.to_dict() | {"written": printed["written"]})
     assert Path("command/predictions.csv").read_text() == Path("python/predictions.csv").read_text()
@@ -173,8 +174,8 @@ def test_a_calibration_goes_into_the_answers(kind: Kind, capsys: pytest.CaptureF
     replace_trust(kind.run / BEST, Path("plain.safetensors"))
     with pytest.raises(ConfigError, match="needs a calibrated model"):
         vitrail.load("plain.safetensors").predict(kind.tests[0], coverage=0.9)
-    done = vitrail.calibrate("plain.safetensors", kind.data, out="python.safetensors", **kind.reading)
-    flags = ["plain.safetensors", kind.data, *kind.columns, "--out", "command.safetensors", "--json"]
+    done = vitrail.calibrate("plain.safetensors", kind.data, out="python.safetensors")  # values have their columns
+    flags = ["plain.safetensors", kind.data, "--out", "command.safetensors", "--json"]
     assert main(["calibrate", *flags]) == 0
     printed = json.loads(capsys.readouterr().out)
     assert printed == {**done.to_dict(), "path": "command.safetensors"}

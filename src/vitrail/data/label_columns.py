@@ -9,7 +9,7 @@ import numpy as np
 
 from vitrail.data.config import DataConfig
 from vitrail.data.label_kinds import LABELLINGS, Labels, encode_sets
-from vitrail.data.labels import doubt_labels, find_separator, split_cell
+from vitrail.data.labels import SEPARATORS, doubt_labels, find_separator, split_cell
 from vitrail.data.source import align_labels
 from vitrail.errors import DataError, shorten
 from vitrail.registry import LabelKind, task_of
@@ -162,8 +162,9 @@ def _read_one(
             return LabelColumns(kind="values", rows=numbers.rows, outputs=numbers.outputs, assumed=assumed)
         if doubt.kind == "set" and doubt.certain:
             wanted, separator = "set", doubt.separator
+            assert separator is not None
             how = "pass `task=one` to learn each combination as a class"
-            shown = "spaces" if separator == " " else separator
+            shown = SEPARATORS[separator]
             assumed = (f"{name} holds several labels, separated by {shown}: task {task_of('set')}; {how}",)
     if wanted == "set":
         rows = [

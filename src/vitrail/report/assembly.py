@@ -32,6 +32,7 @@ from vitrail.report.sections import (
     verdict,
 )
 from vitrail.schema import to_dict
+from vitrail.tasks.task import Task
 from vitrail.training.config import Selection
 from vitrail.training.curves import choice_of, learning_rates, read_rows
 from vitrail.training.run_folder import Run, chose_epoch, data_check, read_config, read_run, trained_on
@@ -138,7 +139,14 @@ def _last_sections(context: ReportContext) -> list[Section]:
 
 
 def evaluation_context(
-    source: str, data: str, run: Path, *, arguments: dict[str, Any], settings: dict[str, Any], split_from: str
+    source: str,
+    data: str,
+    run: Path,
+    *,
+    task: Task,
+    arguments: dict[str, Any],
+    settings: dict[str, Any],
+    split_from: str,
 ) -> ReportContext:
     """What the report of an evaluation shows besides the numbers; for a model from a run, also its curves.
 
@@ -149,7 +157,7 @@ def evaluation_context(
     where = data_arguments(data, arguments.get("data_dir"))
     return ReportContext(
         model=source,
-        commands=eval_commands(source, where, arguments, machine),
+        commands=eval_commands(source, where, arguments, machine, task),
         settings=settings,
         environment=machine,
         run=run if (run / "results.csv").is_file() else None,
@@ -195,7 +203,7 @@ def report_on_run(
     environment = _read_json(folder / "env.json")
     context = ReportContext(
         model=config.start.model or Path(config.start.weights or "").name,
-        commands=run_commands(folder, data_arguments(config.data, config.source.data_dir), environment),
+        commands=run_commands(folder, data_arguments(config.data, config.source.data_dir), environment, predictor.task),
         settings=to_dict(config),
         environment=environment,
         run=folder,

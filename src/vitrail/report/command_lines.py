@@ -5,6 +5,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, cast
 
+from vitrail.tasks.task import Task
+
 PICTURES = "PICTURES"  # what the reader fills in
 
 
@@ -15,20 +17,21 @@ def as_typed(environment: dict[str, Any]) -> str:
     return " ".join([*_start(environment), shlex.join(words)]) if ours else ""
 
 
-def run_commands(folder: Path, data: Sequence[str], environment: dict[str, Any]) -> dict[str, str]:
+def run_commands(folder: Path, data: Sequence[str], environment: dict[str, Any], task: Task) -> dict[str, str]:
     """The command behind a training run, and what to do with it; `data` are its arguments for the command."""
     again = {"train it again, from the same config": _join("train", "--config", folder / "config.yaml")}
     typed = as_typed(environment)
-    return {**({"the command that was run": typed} if typed else {}), **again, **model_commands(str(folder), data)}
+    before = {"the command that was run": typed} if typed else {}
+    return {**before, **again, **model_commands(str(folder), data, task)}
 
 
 def eval_commands(
-    source: str, data: Sequence[str], arguments: Mapping[str, Any], environment: dict[str, Any]
+    source: str, data: Sequence[str], arguments: Mapping[str, Any], environment: dict[str, Any], task: Task
 ) -> dict[str, str]:
     """How to measure a model again with the same settings, and what to do with it."""
     options = flags({name: value for name, value in arguments.items() if name != "data_dir"})  # which `data` holds
     again = " ".join([*_start(environment), shlex.join(["eval", source, *data, *options])])
-    return {"measure it again": again, **model_commands(source, data)}
+    return {"measure it again": again, **model_commands(source, data, task)}
 
 
 def flags(settings: Mapping[str, Any], before: str = "--") -> list[str]:
@@ -45,12 +48,13 @@ def flags(settings: Mapping[str, Any], before: str = "--") -> list[str]:
     return words
 
 
-def model_commands(source: str, data: Sequence[str]) -> dict[str, str]:
+def model_commands(source: str, data: Sequence[str], task: Task) -> dict[str, str]:
     """What to do next with a model."""
+    corrupted = "measure it under noise, blur, JPEG, brightness and rotation"
     return {
-        "classify your pictures": _join("predict", source, PICTURES),
+        "use it on your pictures": _join("predict", source, PICTURES),
         "see what its predictions rest on": _join("explain", source, PICTURES),
-        "measure it under noise, blur, JPEG, brightness and rotation": _join("eval", source, *data, "--robustness"),
+        **({corrupted: _join("eval", source, *data, "--robustness")} if task.compares else {}),
         "fine-tune it on other pictures": _join("train", "OTHER_PICTURES", "--weights", source),
     }
 

@@ -285,7 +285,8 @@ class SeveralResults(SeveralScores, Results):
         if not self._wrong:
             return "Every picture has exactly its labels."
         which = "; these have the highest loss" if self._wrong > shown else ""
-        return f"{counted(self._wrong, 'picture')} lack a label or have one too many{which}."
+        what = "lacks a label or has one too many" if self._wrong == 1 else "lack a label or have one too many"
+        return f"{counted(self._wrong, 'picture')} {what}{which}."
 
     def about_best(self, shown: int) -> str:
         return "Pictures with exactly their labels." if shown else "No picture has exactly its labels."

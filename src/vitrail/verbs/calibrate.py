@@ -21,7 +21,7 @@ from vitrail.weights.resolve import BUNDLED, Located, checksums_of, find_files
 
 if TYPE_CHECKING:
     from vitrail.evaluation.measurement import Measurement
-    from vitrail.tasks.task import Task, Trust
+    from vitrail.tasks.task import Trust
     from vitrail.weights.checkpoint import Checkpoint
 
 MADE = (
@@ -113,7 +113,7 @@ def calibrate(
         if in_place and checkpoint.file_format != "vitrail":
             raise ConfigError(f"is for files of vitrail; {source} is not one; pass `out=` instead.", field="in_place")
         runtime = TorchRuntime(checkpoint.build().to(pick_device(device)))
-    dataset, notes = _open_data(found, source, split, checkpoint.task)
+    dataset, notes = _open_data(found, source, split, checkpoint)
     predictor = Predictor(runtime=runtime, source=source, **replace(checkpoint, trust=None).facts())
     with show("calibrating", count_pictures(dataset, split)) as advance:
         trust, before = fit_trust(predictor, dataset, split, by_position=by_position, progress=advance)
@@ -167,12 +167,12 @@ def _open(located: Located, class_names: ClassNames | None) -> "Checkpoint":
     return replace(checkpoint, origin=replace(checkpoint.origin, sha256=checksums_of(located.fetch())))
 
 
-def _open_data(data: DataArgument, source: str, split: str, task: "Task") -> tuple[Dataset, tuple[str, ...]]:
+def _open_data(data: DataArgument, source: str, split: str, model: "Checkpoint") -> tuple[Dataset, tuple[str, ...]]:
     """The data with the split to calibrate on, and what the user should know about that."""
     from vitrail.report.assembly import run_of
     from vitrail.verbs.measured_data import open_with_splits
 
-    dataset, split_from = open_with_splits(data, run_of(source), task)
+    dataset, split_from = open_with_splits(data, run_of(source), model)
     if split == "val" and "val" not in dataset.splits:
         return dataset.with_validation(data.config.val_rate, data.config.split_seed), (MADE,)
     return dataset, (f"split: {split_from}",) if split_from else ()

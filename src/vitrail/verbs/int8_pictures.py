@@ -43,7 +43,7 @@ def read_calibration(
     if not isinstance(calibrate, Dataset) and is_unlabelled(Path(calibrate)):
         parts = _parts_of_files(Path(calibrate))
     else:
-        dataset, _ = open_with_splits(resolve_dataset(calibrate), run_of(source), checkpoint.task)
+        dataset, _ = open_with_splits(resolve_dataset(calibrate), run_of(source), checkpoint)
         parts = _parts_of(dataset)
         known = set(checkpoint.classes or ()) if task.labels == labels_of(dataset.task) == "class" else set[str]()
         if set(dataset.classes) <= known:

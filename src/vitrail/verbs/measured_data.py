@@ -1,22 +1,25 @@
 """The data that a model is measured on: opened for its task, with the splits of its run."""
 
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
-from vitrail.data.config import AUTO, DataConfig
+from vitrail.data.config import AUTO, Columns, DataConfig
 from vitrail.data.datasets import open_data
 from vitrail.data.source import Dataset, Source
 from vitrail.data.split import UNUSED, read_split
-from vitrail.errors import DataError
+from vitrail.errors import DataError, VitrailError
 from vitrail.evaluation.measurement import check_task, pick_split
 from vitrail.evaluation.ood import is_unlabelled, open_unlabelled
 from vitrail.tasks.task import Task
+from vitrail.training.run_folder import read_config
 from vitrail.verbs.call import DataArgument
+from vitrail.weights.metadata import Metadata
 
 
-def open_with_splits(data: DataArgument, run: Path, task: Task) -> tuple[Dataset, str]:
+def open_with_splits(data: DataArgument, run: Path, model: Metadata) -> tuple[Dataset, str]:
     """The data for a model, and the origin of their splits if they have none of their own: the run's, or new ones."""
-    data, dataset = open_for_task(data, task)
+    data, dataset = _open_as_trained(data, run, model)
     if not dataset.made_split:
         return dataset, ""
     file = run / "split.csv"
@@ -29,6 +32,27 @@ def open_with_splits(data: DataArgument, run: Path, task: Task) -> tuple[Dataset
         return open_data(data.where, replace(data.config, split_file=file)), str(file)
     except DataError:
         return dataset, f'{file} is for other pictures, so a new split was made; the split "all" uses every picture'
+
+
+def _open_as_trained(data: DataArgument, run: Path, model: Metadata) -> tuple[DataArgument, Dataset]:
+    """The data by the columns that the model was trained on, unless their user names others or they have none such."""
+    columns = _trained_columns(run, model)
+    if data.opened is not None or data.config.columns not in (Columns(), columns):
+        return open_for_task(data, model.task)
+    try:
+        return open_for_task(replace(data, config=replace(data.config, columns=columns)), model.task)
+    except DataError:
+        with suppress(DataError):  # where this fails too, the first error tells what the model needs
+            return open_for_task(data, model.task)
+        raise
+
+
+def _trained_columns(run: Path, model: Metadata) -> Columns:
+    """Those of the model's run; without one, those that have the names of its values."""
+    with suppress(VitrailError):
+        return read_config(run).source.columns
+    names = model.classes if model.task.labels == "values" else None
+    return Columns(label=",".join(names)) if names else Columns()
 
 
 def open_for_task(data: DataArgument, task: Task) -> tuple[DataArgument, Dataset]:

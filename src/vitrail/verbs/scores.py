@@ -216,7 +216,7 @@ def carry_out(
             require_familiarity(predictor, predictor.runtime, "`unfamiliar=`")
         others = None if plan.unfamiliar is None else open_others(plan.unfamiliar, data.config)
         with working(f"opening {where}", speaks=shows and data.opened is None):
-            dataset, split_from = open_with_splits(data, run_of(source), predictor.task)
+            dataset, split_from = open_with_splits(data, run_of(source), predictor)
             check_same_data(dataset, ranks)
         if plan.probes:
             dataset.require_classes("a probe")
@@ -248,6 +248,7 @@ def carry_out(
             source,
             where,
             run_of(source),
+            task=predictor.task,
             arguments=arguments,
             settings={**about, "data": where, "source": to_dict(data.config)},
             split_from=split_from,

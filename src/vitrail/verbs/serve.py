@@ -75,12 +75,17 @@ def _say(text: str) -> None:
 
 
 def _tell(address: str, models: dict[str, Any]) -> None:
+    from vitrail.tasks.task import make_task
+
     for name, facts in models.items():
         for note in facts["notes"]:
             _say(f"note: {name}: {note}")
-        classes, threads = counted(facts["classes"], "class"), counted(facts["threads"], "thread")
+        outputs, threads = (
+            counted(facts["classes"], *make_task(facts["task"]).noun),
+            counted(facts["threads"], "thread"),
+        )
         _say(
-            f"{name}: {classes} on {facts['runtime']}, {threads}, "
+            f"{name}: {outputs} on {facts['runtime']}, {threads}, "
             f"batches of up to {facts['max_batch']}, max wait {facts['max_wait_ms']:g} ms, version {facts['version']}"
         )
     _say(f"serving on {address} (Ctrl-C to stop); try: curl --data-binary @PICTURE {address}/v1/predict")
