@@ -25,8 +25,7 @@ class Columns:
     picture: str | None = None
     """For a table: the column of paths or encoded pictures [default: found by its name]."""
     label: str | None = None
-    """For a table: the column of labels. Several, separated by commas: a column of 0 and 1 for each label, or a column
-    for each number."""
+    """For a table: the column of labels; or several, separated by commas: of 0 and 1, or of numbers."""
     split: str | None = None
     """For a table: the column of splits."""
 

@@ -143,7 +143,7 @@ VERBS = {
     ),
     "predict": Verb(
         group="Use it",
-        line="Classify pictures: files, folders, patterns or standard input.",
+        line="Label or measure pictures: files, folders, patterns or standard input.",
         usage="[MODEL] PICTURES…",
         about="A picture that cannot be read becomes a row with its error, and the exit code is then 1.",
         examples=(
