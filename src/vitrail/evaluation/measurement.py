@@ -173,7 +173,9 @@ def check_task(task: Task, dataset: Dataset) -> None:
     """Refuse data whose labels are of another kind than those that a model learned."""
     if labels_of(dataset.task) != task.labels:
         learned, have = LABELLINGS[task.labels].what, dataset.labelling.what
-        raise DataError(f"the model learned {learned} (task {task.kind}); these data have {have}; pass data of the same kind.")
+        raise DataError(
+            f"the model learned {learned} (task {task.kind}); these data have {have}; pass data of the same kind."
+        )
 
 
 def measure_split(
