@@ -21,6 +21,8 @@ extensions = ["myst_parser", "sphinx_copybutton", "sphinx.ext.autodoc", "sphinx.
 exclude_patterns = ["README.md", "results", "images", "tutorial/images"]  # index.rst includes README.md
 autodoc_typehints_format = "short"
 autodoc_preserve_defaults = True
+# What scikit-learn adds to every estimator, with texts that lead into its own pages.
+autodoc_default_options = {"exclude-members": "set_fit_request, set_predict_request, set_score_request"}
 default_role = "literal"  # `x` in a docstring is code
 python_maximum_signature_line_length = 100
 myst_enable_extensions = ["dollarmath", "amsmath"]
