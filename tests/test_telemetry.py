@@ -58,7 +58,6 @@ int connect(int socket, const struct sockaddr *address, socklen_t length) {
 
 WORK = f"""
 import json, os, signal, socket, threading, urllib.request
-from fuzzing import in_fuzz_only
 import vitrail
 
 picture = open("cat.png", "rb").read()

@@ -203,13 +203,15 @@ class LowRank(Supervised):
         return merged(self.setup.model, tensors)
 
     def prove(self, finished: Checkpoint) -> Agreement:
-        model, images = self.setup.model, sample_images(finished)
-        was_training = model.training
-        model.eval()
-        with torch.no_grad():
-            expected = model(images.to(next(model.parameters()).device)).float().cpu()
-        model.train(was_training)
-        return compare("logits", expected, outputs(finished, images)["logits"])
+        images, was_training = sample_images(finished), self.training
+        blank = self.blank(next(self.parameters()).device)
+        targets, indices = (tensor.repeat_interleave(len(images), dim=0) for tensor in (blank.targets, blank.indices))
+        self.eval()
+        with torch.no_grad():  # through the whole objective, which may be spread over the ranks
+            seen = self(Batch(images.to(blank.images.device), targets, indices)).outputs
+        self.train(was_training)
+        assert seen is not None
+        return compare("logits", seen.float().cpu(), outputs(finished, images)["logits"])
 
     def write_beside(self, folder: Path, tensors: Mapping[str, Tensor]) -> None:
         model, base = self.setup.model, self.setup.source.removeprefix("hf://")
