@@ -8,7 +8,6 @@ import sys
 from dataclasses import replace
 from typing import Any
 
-import jsonschema
 import numpy as np
 import pytest
 import sklearn.metrics as sk
@@ -236,19 +235,6 @@ def test_shapes_and_broken_numbers_are_refused() -> None:
         task.measure(np.where(np.arange(60)[:, None] == 7, np.nan, outputs), targets, ("a", "b"), None, 0.9)
     with pytest.raises(DataError, match="finite"):
         Number().fitted(np.array([[np.inf]]))
-
-
-def test_answers_fit_the_schema_of_the_service() -> None:
-    task, outputs, targets = draw(60, 2)
-    trust = task.calibrate(outputs, targets, ("a", "b"), "toy, val")
-    assert set(Number.schema) <= set(Answer._fields)
-    schema = {"type": "object", "properties": Number.schema, "required": list(Number.schema)}
-    for coverage in (None, 0.9):
-        answer = task.answer(outputs[0], ("a", "b"), trust, top_k=5, coverage=coverage)
-        plain = json.loads(json.dumps({name: getattr(answer, name) for name in Number.schema}))
-        jsonschema.validate(plain, schema)
-    with pytest.raises(jsonschema.ValidationError):
-        jsonschema.validate({"values": [1], "intervals": [[1]]}, schema)
 
 
 def test_importing_the_task_loads_nothing_heavy() -> None:

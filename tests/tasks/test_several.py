@@ -7,7 +7,6 @@ import sys
 from importlib import import_module
 from typing import Any
 
-import jsonschema
 import numpy as np
 import pytest
 import torch
@@ -287,24 +286,3 @@ def test_answer(trust: SeveralTrust) -> None:
         TASK.probabilities(outputs[:3], made)
     for each in (None, made, trust):
         np.testing.assert_allclose(restore_logits(TASK.probabilities(outputs, each), each), outputs, atol=1e-9)
-
-
-def test_answers_fit_their_schema(trust: SeveralTrust) -> None:
-    schema = {
-        "type": "object",
-        "properties": Several.schema,
-        "required": list(Several.schema),
-        "additionalProperties": False,
-    }
-    for coverage in (None, 0.9):
-        answer = TASK.answer(np.array([9.0, -9, 0, 9, 0]), NAMES, trust, top_k=5, coverage=coverage)
-        rows = zip(answer.labels, answer.indices, answer.scores, strict=True)
-        facts = {
-            "labels": [dict(zip(("label", "index", "score"), row, strict=True)) for row in rows],
-            "label_set": None if answer.label_set is None else list(answer.label_set),
-        }
-        assert facts["labels"]
-        jsonschema.validate(facts, schema)
-    facts = trust.facts()
-    assert json.loads(json.dumps(facts)) == facts
-    assert repr(trust).startswith("<Trust on 400 pictures of toy, val: probabilities of 5 of 5 labels scaled; labels")

@@ -12,7 +12,7 @@ from torch.nn.functional import cross_entropy
 from vitrail.blocks import Block, Fact, Numbers, Paragraph, Table
 from vitrail.canvas import Theme, new_figure, paint
 from vitrail.registry import TaskKind
-from vitrail.tasks.task import Answer, Array, Drawing, Goal, Integers, Results, Schema, Task, Trust
+from vitrail.tasks.task import Answer, Array, Drawing, Goal, Integers, Results, Task, Trust
 
 KIND = TaskKind(name="grade", labels="class", module=__name__)  # for `register_task`
 
@@ -38,10 +38,6 @@ class Grade(Task):
     losses = ("cross-entropy",)
     metrics: ClassVar[Mapping[str, bool]] = MappingProxyType({"mean_distance": False})
     noun = ("grade", "grades")
-    schema: ClassVar[Schema] = {
-        "labels": {"type": "array", "items": {"type": "object"}, "description": "The nearest grade."},
-        "values": {"type": "array", "items": {"type": "number"}, "description": "The mean grade."},
-    }
 
     def loss(self, outputs: Any, targets: Any, goal: Goal) -> Any:
         return cross_entropy(outputs.float(), targets)

@@ -15,7 +15,7 @@ import numpy as np
 from vitrail.errors import ConfigError, DataError, InputError, suggest
 from vitrail.schema import validate
 from vitrail.tasks.coverage import find_level, refuse_few, score_levels
-from vitrail.tasks.task import Answer, Array, Goal, Results, Schema, Task, Trust
+from vitrail.tasks.task import Answer, Array, Goal, Results, Task, Trust
 from vitrail.wording import counted
 
 if TYPE_CHECKING:
@@ -23,8 +23,6 @@ if TYPE_CHECKING:
 
 Floats = np.ndarray[Any, np.dtype[np.float64]]
 NEAR = 0.05  # of a standard deviation: values that are as good as the same
-_NUMBER: Schema = {"type": "number"}
-_PAIR: Schema = {"type": "array", "items": _NUMBER, "minItems": 2, "maxItems": 2}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -107,13 +105,6 @@ class Number(Task):
     output: ClassVar[str] = "values"
     same: ClassVar[str] = "nearly the same values"
     explained: ClassVar[int | None] = 0
-    schema: ClassVar[Schema] = {
-        "values": {"type": "array", "items": _NUMBER, "description": "In the order of the model's outputs."},
-        "intervals": {
-            "anyOf": [{"type": "array", "items": _PAIR}, {"type": "null"}],
-            "description": "With `coverage`: for each value, a range that holds the true one this often.",
-        },
-    }
 
     def __post_init__(self) -> None:
         validate(self)

@@ -14,7 +14,7 @@ import numpy as np
 from vitrail.errors import ConfigError
 from vitrail.schema import validate
 from vitrail.tasks.several_metrics import average_precision, count_hits, log_losses, mean
-from vitrail.tasks.task import Answer, Array, Goal, Schema, Task, Trust
+from vitrail.tasks.task import Answer, Array, Goal, Task, Trust
 from vitrail.wording import counted
 
 if TYPE_CHECKING:
@@ -153,18 +153,6 @@ class Part(NamedTuple):
     targets: Array  # (B, L) uint8
 
 
-_LABEL: Schema = {
-    "type": "object",
-    "properties": {
-        "label": {"type": "string"},
-        "index": {"type": "integer", "minimum": 0, "description": "The number of the label."},
-        "score": {"type": "number", "minimum": 0, "maximum": 1, "description": "Its probability."},
-    },
-    "required": ["label", "index", "score"],
-}
-_NAMES: Schema = {"type": "array", "items": {"type": "string"}}
-
-
 @dataclass(frozen=True, kw_only=True)
 class Several(Task):
     """A set of labels for each picture, perhaps an empty one."""
@@ -178,13 +166,6 @@ class Several(Task):
     compares = True
     noun = ("label", "labels")
     same: ClassVar[str] = "the same labels"
-    schema: ClassVar[Schema] = {
-        "labels": {"type": "array", "items": _LABEL, "description": "Those that apply, the most probable first."},
-        "label_set": {
-            "anyOf": [_NAMES, {"type": "null"}],
-            "description": "With `coverage`: labels that miss at most the rest of a picture's own, on average.",
-        },
-    }
 
     def loss(self, outputs: "Tensor", targets: "Tensor", goal: Goal) -> "Tensor":
         """The mean over pictures and labels: binary cross-entropy, or the asymmetric loss (Ridnik et al., 2021)."""

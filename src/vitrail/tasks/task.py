@@ -32,7 +32,6 @@ if TYPE_CHECKING:
 Array = np.ndarray[Any, Any]
 Integers = np.ndarray[Any, np.dtype[np.int64]]
 Booleans = np.ndarray[Any, np.dtype[np.bool_]]
-Schema = dict[str, Any]  # of JSON
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -268,8 +267,6 @@ class Task(ABC):
     output: ClassVar[str] = "probabilities"  # what `graph` gives, as the graphs of exports name it
     same: ClassVar[str] = "the same class"  # what pictures get of two runtimes that agree
     explained: ClassVar[int | None] = None  # the output whose reasons are shown by default; None: the highest
-    # The properties of `Answer` in the JSON of the service, and of its label list.
-    schema: ClassVar[Schema]
 
     @classmethod
     def __parse__(cls, values: Any, where: str) -> "Task":
