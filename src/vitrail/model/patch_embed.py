@@ -27,7 +27,7 @@ def build_stem(stem: Stem, channels: int) -> tuple[nn.Module, int]:
 
 
 class Convolutions(nn.Sequential):
-    """3×3 convolutions with ReLU; each reduces the picture by its stride."""
+    """3×3 convolutions; each reduces the picture by its stride."""
 
     def __init__(self, stem: ConvStem, channels: int) -> None:
         layers: list[nn.Module] = []
@@ -38,9 +38,9 @@ class Convolutions(nn.Sequential):
                 layers.append(nn.BatchNorm2d(width))
             elif stem.norm == "group":
                 layers.append(nn.GroupNorm(width // GROUP_SIZE, width))
-            layers.append(nn.ReLU(inplace=True))
+            layers.append(nn.GELU() if stem.activation == "gelu" else nn.ReLU(inplace=True))
             if stem.pool and stride > 1:
-                layers.append(nn.MaxPool2d(3, stride, padding=1))
+                layers.append(nn.MaxPool2d(stem.pool_size, stride, padding=stem.pool_size // 3))
             channels = width
         super().__init__(*layers)
 

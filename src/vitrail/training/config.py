@@ -86,6 +86,9 @@ class Start:
     """Dropout rate."""
     drop_path: float = 0.0
     """DropPath rate of the last block."""
+    whiten: Literal["off", "on", "frozen"] = field(default="off", metadata=IF_USED)
+    """From scratch: start with first filters that whiten the patches of the training pictures (on), and keep them as
+    they are (frozen)."""
 
     def __post_init__(self) -> None:
         validate(self)
@@ -103,6 +106,8 @@ class Start:
             raise ConfigError("names the classes of the weights; pass `weights=` too, or omit it.", field="classes")
         if self.weights is not None and self.model is not None:
             raise ConfigError("weights bring their own model; pass `weights=` or `model=`, not both.")
+        if self.whiten != "off" and self.weights is not None:
+            raise ConfigError('is for training from scratch; omit it, or pass `weights="none"`.', field="whiten")
 
     @property
     def training(self) -> Training:

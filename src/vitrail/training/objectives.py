@@ -28,6 +28,7 @@ from vitrail.training.listener import Listener
 from vitrail.training.lora import adapted_layers, merged, write_adapter
 from vitrail.training.setup import Setup, plain_loader, training_loader
 from vitrail.training.snapshots import RunState
+from vitrail.training.whitening import first_weight
 from vitrail.weights.checkpoint import Checkpoint
 from vitrail.weights.peft import libraries
 from vitrail.weights.proof import Agreement, compare, outputs, sample_images
@@ -246,8 +247,10 @@ def make_objective(setup: Setup) -> Objective:
 
 
 def freeze(objective: Objective) -> Objective:
-    """The objective, whose weights are frozen if it does not train them."""
+    """The objective, whose weights are frozen if it does not train them, or if they are to stay as they began."""
     trained = set(objective.trained())
+    if objective.setup.config.start.whiten == "frozen":
+        trained.discard(first_weight(objective.setup.model))
     for parameter in objective.parameters():
         parameter.requires_grad_(parameter in trained)
     return objective

@@ -19,6 +19,7 @@ from vitrail.tasks.task import Task, make_task
 from vitrail.training.config import TrainConfig, apply_changes
 from vitrail.training.feature_store import Features
 from vitrail.training.lora import add_adapters
+from vitrail.training.whitening import check_whitening
 from vitrail.weights.adapt import adapt, join_heads
 from vitrail.weights.read import check_source, open_checkpoint
 from vitrail.weights.sanity import check_numbers
@@ -60,6 +61,8 @@ def check_start(config: TrainConfig, *, may_get_weights: bool = False) -> ViTCon
         model = None if start.model is None else variant(start.model)
     if model is not None and start.image_size is not None:
         replace(model, image_size=start.image_size)
+    if model is not None and start.whiten != "off":
+        check_whitening(model)
     if config.data:
         check_where(config.data)
     return model

@@ -86,6 +86,7 @@ class TrainSettings(ShowSettings, total=False):
     lora_targets: str
     dropout: float
     drop_path: float
+    whiten: Literal["off", "on", "frozen"]
     optimizer: Literal["adamw", "sgd", "muon"]
     lr: float
     muon_lr: float
