@@ -162,6 +162,8 @@ class Augment:
     """With crop=resized: the range of the crop's aspect ratio."""
     flip_rate: float = 0.5
     """Share of pictures that are flipped left to right."""
+    alternate_flip: bool = field(default=False, metadata=IF_USED)
+    """Flip each picture in every other epoch, from a random start: two epochs in a row show both sides."""
     vertical_flip_rate: float = 0.0
     """Share of pictures that are flipped upside down."""
     policy: Literal["none", "rand", "auto", "trivial", "three"] = "none"
@@ -201,6 +203,8 @@ class Augment:
             raise ConfigError(f"ratio must be (low, high) with 0 < low ≤ high; got {self.ratio}.")
         if min(self.jitter) < 0 or self.jitter[3] > 0.5:
             raise ConfigError(f"jitter must be at least 0, and its hue at most 0.5; got {self.jitter}.")
+        if self.alternate_flip and not self.flip_rate:
+            raise ConfigError("flips pictures, and `flip_rate=0` does not; omit one of them.", field="alternate_flip")
 
     @property
     def mixes(self) -> bool:

@@ -51,6 +51,7 @@ class AugmentSettings(TypedDict, total=False):
     scale: tuple[float, float]
     ratio: tuple[float, float]
     flip_rate: float
+    alternate_flip: bool
     vertical_flip_rate: float
     policy: Literal["none", "rand", "auto", "trivial", "three"]
     num_ops: int
