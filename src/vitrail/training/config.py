@@ -138,6 +138,8 @@ class Optim:
     """Highest learning rate (with muon: of AdamW's part)."""
     muon_lr: float = 0.02
     """With muon: highest learning rate of the matrices."""
+    muon_split: Literal["none", "qkv", "heads"] = field(default="none", metadata=IF_USED)
+    """With muon: whether queries, keys and values are one matrix, one each, or one for each head."""
     weight_decay: float = 0.05
     """Weight decay, of matrices and filters only: never of norms, biases, tokens or positions."""
     momentum: float = 0.9

@@ -91,6 +91,7 @@ class TrainSettings(ShowSettings, total=False):
     optimizer: Literal["adamw", "sgd", "muon"]
     lr: float
     muon_lr: float
+    muon_split: Literal["none", "qkv", "heads"]
     weight_decay: float
     momentum: float
     beta2: float
