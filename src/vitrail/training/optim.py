@@ -61,7 +61,7 @@ def is_hidden_matrix(name: str, parameter: Tensor) -> bool:
 
 
 def count_blocks(model: nn.Module, name: str, split: str) -> int:
-    """How many matrices a parameter is to Muon: attention's may be one for queries, keys and values each, or per head."""
+    """How many matrices a parameter is to Muon: queries, keys and values may be one, one each, or one for each head."""
     module, _, own = name.rpartition(".qkv.")
     if split == "none" or own != "weight":
         return 1
