@@ -49,7 +49,7 @@ class Draws:
     def __len__(self) -> int:
         return len(self._words)
 
-    def __getitem__(self, rows: slice) -> "Draws":
+    def __getitem__(self, rows: slice | Integers) -> "Draws":
         part = object.__new__(Draws)
         part._words = self._words[rows]
         return part
