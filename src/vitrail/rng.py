@@ -53,7 +53,7 @@ class Draws:
     def __len__(self) -> int:
         return len(self._words)
 
-    def __getitem__(self, rows: slice) -> "Draws":
+    def __getitem__(self, rows: slice | Integers) -> "Draws":
         part = object.__new__(Draws)
         part._words, part._seed = self._words[rows], self._seed
         part.epochs, part._samples, part._repeats = self.epochs[rows], self._samples[rows], self._repeats[rows]

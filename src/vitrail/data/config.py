@@ -143,6 +143,7 @@ AUGMENT_LIMITS = {
     "num_ops": (1, 100),  # each takes milliseconds, and no signal ends a run in the middle of a picture
     "magnitude": (0, 30),
     "repeats": (1, math.inf),
+    "outlier_rate": (0, 0.9),
 }
 
 
@@ -190,6 +191,9 @@ class Augment:
     """Share of the mixed pictures that use cutmix, if both are on."""
     repeats: int = 1
     """Versions of each picture in one batch (repeated augmentation)."""
+    outlier_rate: float = field(default=0.0, metadata=IF_USED)
+    """Share of pictures that become outliers, scrambled until they show nothing, on which the model learns to be
+    unsure; it then knows unfamiliar pictures better. About 0.2 is usual."""
 
     def __post_init__(self) -> None:
         validate(self)
@@ -210,3 +214,8 @@ class Augment:
     def mixes(self) -> bool:
         """Whether the targets are soft: a share of each class."""
         return (self.mixup > 0 or self.cutmix > 0) and self.mix_rate > 0
+
+    @property
+    def pairs(self) -> bool:
+        """Whether pictures are made of two: each and its neighbour."""
+        return self.mixes or self.outlier_rate > 0

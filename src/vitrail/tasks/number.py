@@ -100,7 +100,7 @@ class Number(Task):
     # In the user's units for a single value. Of several, whose units may differ: the mean over the values, of mae and
     # rmse in standard deviations.
     metrics: ClassVar[Mapping[str, bool]] = {"mae": False, "rmse": False, "r2": True}
-    unsuited: ClassVar[Mapping[str, Any]] = {"label_smoothing": 0.0, "mixup": 0.0, "cutmix": 0.0}
+    unsuited: ClassVar[Mapping[str, Any]] = {"label_smoothing": 0.0, "mixup": 0.0, "cutmix": 0.0, "outlier_rate": 0.0}
     noun: ClassVar[tuple[str, str]] = ("value", "values")
     output: ClassVar[str] = "values"
     same: ClassVar[str] = "nearly the same values"

@@ -65,6 +65,7 @@ class AugmentSettings(TypedDict, total=False):
     mix_rate: float
     switch_rate: float
     repeats: int
+    outlier_rate: float
 
 
 class ShowSettings(DataSettings, AugmentSettings, total=False):

@@ -72,6 +72,11 @@ def soft_targets(targets: Tensor, num_classes: int) -> Tensor:
     return targets.to(torch.float32)
 
 
+def without_label(labels: Any, num_classes: int) -> float:
+    """The soft target of a picture that shows nothing: any class is as likely as the others; no label applies."""
+    return 1 / num_classes if labels.ndim == 1 else 0.0
+
+
 def mix(images: Tensor, targets: Tensor, augment: Augment, draws: Draws) -> tuple[Tensor, Tensor]:
     """Mix neighbours: images (B, C, H, W) and soft targets (B, classes), both floats."""
     partner = torch.as_tensor(neighbours(len(images)))
