@@ -120,6 +120,7 @@ class LoaderConfig:
     on_broken: Literal["skip", "error"] = "skip"  # a picture that cannot be read
     max_broken_rate: float = MAX_BROKEN_RATE  # more than this in one epoch is always an error
     pin_memory: bool = False  # for faster copies to a GPU
+    number_views: bool = False  # with fixed views, `Batch.indices` number these: version × samples + sample
     rank: int = 0  # of this process
     world_size: int = 1  # number of processes
 
@@ -143,6 +144,7 @@ AUGMENT_LIMITS = {
     "num_ops": (1, 100),  # each takes milliseconds, and no signal ends a run in the middle of a picture
     "magnitude": (0, 30),
     "repeats": (1, math.inf),
+    "views": (0, math.inf),
 }
 
 
@@ -188,6 +190,9 @@ class Augment:
     """Share of the mixed pictures that use cutmix, if both are on."""
     repeats: int = 1
     """Versions of each picture in one batch (repeated augmentation)."""
+    views: int = field(default=0, metadata=IF_USED)
+    """Fixed versions of each picture, which take turns; 0 makes a new one each time. A teacher is asked only once about
+    each of them, unless pictures are mixed."""
 
     def __post_init__(self) -> None:
         validate(self)
@@ -206,3 +211,16 @@ class Augment:
     def mixes(self) -> bool:
         """Whether the targets are soft: a share of each class."""
         return (self.mixup > 0 or self.cutmix > 0) and self.mix_rate > 0
+
+    @property
+    def is_random(self) -> bool:
+        """Whether a picture by itself is changed at random."""
+        rates = (self.flip_rate, self.vertical_flip_rate, self.erase_rate, *self.jitter)
+        return self.crop != "none" or self.policy != "none" or any(rates)
+
+    @property
+    def fixed_views(self) -> int:
+        """How many versions of each picture there are in training; 0 if they never end."""
+        if self.mixes:  # with whatever stands beside it
+            return 0
+        return self.views or (0 if self.is_random else 1)
