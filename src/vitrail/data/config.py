@@ -120,6 +120,7 @@ class LoaderConfig:
     on_broken: Literal["skip", "error"] = "skip"  # a picture that cannot be read
     max_broken_rate: float = MAX_BROKEN_RATE  # more than this in one epoch is always an error
     pin_memory: bool = False  # for faster copies to a GPU
+    number_views: bool = False  # with fixed views, `Batch.indices` number these: version × samples + sample
     rank: int = 0  # of this process
     world_size: int = 1  # number of processes
 
@@ -144,6 +145,7 @@ AUGMENT_LIMITS = {
     "magnitude": (0, 30),
     "repeats": (1, math.inf),
     "outlier_rate": (0, 0.9),
+    "views": (0, math.inf),
 }
 
 
@@ -194,6 +196,9 @@ class Augment:
     outlier_rate: float = field(default=0.0, metadata=IF_USED)
     """Share of pictures that become outliers, scrambled until they show nothing, on which the model learns to be
     unsure; it then knows unfamiliar pictures better. About 0.2 is usual."""
+    views: int = field(default=0, metadata=IF_USED)
+    """Fixed versions of each picture, which take turns; 0 makes a new one each time. A teacher is asked only once about
+    each of them, unless pictures are mixed."""
 
     def __post_init__(self) -> None:
         validate(self)
@@ -219,3 +224,16 @@ class Augment:
     def pairs(self) -> bool:
         """Whether pictures are made of two: each and its neighbour."""
         return self.mixes or self.outlier_rate > 0
+
+    @property
+    def is_random(self) -> bool:
+        """Whether a picture by itself is changed at random."""
+        rates = (self.flip_rate, self.vertical_flip_rate, self.erase_rate, *self.jitter)
+        return self.crop != "none" or self.policy != "none" or any(rates)
+
+    @property
+    def fixed_views(self) -> int:
+        """How many versions of each picture there are in training; 0 if they never end."""
+        if self.pairs:  # with whatever stands beside it
+            return 0
+        return self.views or (0 if self.is_random else 1)

@@ -284,9 +284,22 @@ class Loader:
         ]
 
     def _make(self, order: Order, positions: Integers, images: Tensor, epoch: int) -> Chunk:
-        samples = order.samples[positions]
-        draws = Draws(self.config.seed, epoch, samples, order.repeats[positions])
-        return self._maker.make(samples, draws, images, substitute=self.augment is not None)
+        samples, repeats, augment = order.samples[positions], order.repeats[positions], self.augment
+        if augment is None or not (augment.views or augment.fixed_views):
+            draws = Draws(self.config.seed, epoch, samples, repeats)
+            return self._maker.make(samples, draws, images, substitute=augment is not None)
+        versions = (epoch * augment.repeats + repeats) % (augment.views or 1)
+        chunk = self._make_view(versions, samples, images)
+        return replace(chunk, indices=versions * len(self.source) + samples) if self.config.number_views else chunk
+
+    def view(self, version: int, samples: Integers) -> Tensor:
+        """One fixed version of these samples, as training sees it: (B, C, H, W)."""
+        images = torch.empty(len(samples), self.preprocess.channels, *self.preprocess.size)
+        self._make_view(version, samples, images)
+        return images
+
+    def _make_view(self, versions: int | Integers, samples: Integers, images: Tensor) -> Chunk:
+        return self._maker.make(samples, Draws(self.config.seed, versions, samples), images, substitute=True)
 
 
 def _fingerprint(source: Source) -> str:

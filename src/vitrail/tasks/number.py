@@ -153,6 +153,11 @@ class Number(Task):
         if self.mean and count != len(self.mean):
             raise InputError(f"there must be {counted(len(self.mean), 'value')} for each picture; got {count}.")
 
+    def learned_from(self, outputs: "Tensor", teacher: Task, order: Sequence[int]) -> "Tensor":
+        """The teacher's values, in standard deviations of this task."""
+        values = teacher.probabilities(outputs.cpu().numpy(), None)[:, list(order)]
+        return outputs.new_tensor(self.standardise(values))
+
     def chance(self, targets: Array) -> float:
         """The mse of always answering the mean: about 1."""
         return float(np.square(self.standardise(targets)).mean())

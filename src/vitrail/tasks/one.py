@@ -178,6 +178,15 @@ class One(Task):
 
         return cross_entropy(outputs, targets_of(targets), goal)
 
+    def imitation(self, outputs: "Tensor", answers: "Tensor", temperature: float, *, hard: bool) -> "Tensor":
+        """T² KL(teacher ‖ model) of softmax(logits / T) (Hinton et al., 2015); hard: its class is the label."""
+        import torch.nn.functional as F
+
+        if hard:
+            return F.cross_entropy(outputs, answers.argmax(dim=1))
+        own, wanted = ((logits / temperature).log_softmax(dim=1) for logits in (outputs, answers))
+        return F.kl_div(own, wanted, reduction="batchmean", log_target=True) * temperature**2
+
     def chance(self, targets: Array) -> float:
         return math.log(max(int(targets.max()) + 1, 2))
 

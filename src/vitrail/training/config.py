@@ -14,6 +14,7 @@ from vitrail.data.preprocess import check_range
 from vitrail.errors import ConfigError, shorten, suggest
 from vitrail.schema import IF_USED, parse_size, to_dict, validate
 from vitrail.synonyms import suggest_option
+from vitrail.training.distill_config import Distill
 
 
 def _require(config: object, **ranges: tuple[float, float]) -> None:
@@ -286,12 +287,13 @@ class TrainConfig:
     augment: Augment = field(default_factory=Augment)
     source: DataConfig = field(default_factory=DataConfig)
     selection: Selection = field(default=Selection(), metadata=IF_USED)
+    distill: Distill = field(default=Distill(), metadata=IF_USED)
 
     def __post_init__(self) -> None:
         validate(self)
 
 
-PARTS = ("start", "optim", "schedule", "machine", "augment", "source", "selection")
+PARTS = ("start", "optim", "schedule", "machine", "augment", "source", "selection", "distill")
 
 
 @cache

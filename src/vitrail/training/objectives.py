@@ -22,6 +22,7 @@ from vitrail.ranks import Ranks
 from vitrail.tasks.task import Task
 from vitrail.training.balance import METRIC, has_uneven_classes, make_goal
 from vitrail.training.curves import Choice, choice_of
+from vitrail.training.distillation import Distillation, make_distillation
 from vitrail.training.features import FeatureLoader, feature_loader
 from vitrail.training.gradients import Outcome, move
 from vitrail.training.listener import Listener
@@ -155,14 +156,26 @@ class Supervised(Objective):
         self.task.check_goal(self.goal)
         self.shown = _shown_metrics(setup, self.choice)
         self._chance = setup.task.chance(setup.dataset.split("train").labels)
+        self.distillation = make_distillation(setup)
+
+    def features(self, inputs: Tensor) -> Tensor:
+        """What the head sees of the inputs of a batch."""
+        return self.model.features(inputs)
 
     def outputs(self, inputs: Tensor) -> Tensor:
         """What the model says of the inputs of a batch."""
-        return self.model(inputs)
+        return self.model.classify(self.features(inputs))
 
     def forward(self, batch: Batch) -> Outcome:
+        if self.training and self.distillation is not None:
+            return self._learn_from_teacher(batch, self.distillation)
         outputs = self.outputs(batch.images).float()
         return Outcome(self.task.loss(outputs, batch.targets, self.goal), {}, outputs)
+
+    def _learn_from_teacher(self, batch: Batch, distillation: Distillation) -> Outcome:
+        features = self.features(batch.images)
+        outputs = self.model.classify(features).float()
+        return distillation(batch, self.task.loss(outputs, batch.targets, self.goal), outputs, features)
 
     def score(self, outcome: Outcome, batch: Batch) -> Any:
         assert outcome.outputs is not None
@@ -186,8 +199,8 @@ class HeadOnFeatures(Supervised):
         assert self.model.head is not None
         return self.model.head.parameters()
 
-    def outputs(self, inputs: Tensor) -> Tensor:
-        return self.model.classify(inputs)
+    def features(self, inputs: Tensor) -> Tensor:
+        return inputs
 
     def batches(self, split: str, ranks: Ranks, listener: Listener, folder: Path) -> Batches:
         return feature_loader(self.setup, split, ranks, listener, folder)
@@ -198,7 +211,12 @@ class LowRank(Supervised):
 
     def trained(self) -> Iterable[nn.Parameter]:
         pairs = [layer.adapters for _, layer in adapted_layers(self.setup.model)]
-        return (weight for part in (*pairs, self.setup.model.head) if part is not None for weight in part.parameters())
+        return (
+            weight
+            for part in (*pairs, self.setup.model.head, self.distillation)
+            if part is not None
+            for weight in part.parameters()
+        )
 
     def plain(self, tensors: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
         return merged(self.setup.model, tensors)

@@ -49,7 +49,7 @@ ELASTIC = ".elastic"  # the name of torchrun's job, while the run lasts
 # What may differ in a resumed run: how it is carried out, and where its files are now.
 CHANGEABLE = {
     *("workers", "save_minutes", "device", "strategy", "recompute"),
-    *("data", "data_dir", "split_file", "max_broken_rate", "weights", "classes"),
+    *("data", "data_dir", "split_file", "max_broken_rate", "weights", "classes", "teacher"),
 }
 SETTLED = {"batch_size", "compile"}  # the run may have decided these by measuring
 AUTOMATIC = (("precision", AUTO), ("balance", AUTO))  # and these, whatever it is now

@@ -66,6 +66,7 @@ class AugmentSettings(TypedDict, total=False):
     switch_rate: float
     repeats: int
     outlier_rate: float
+    views: int
 
 
 class ShowSettings(DataSettings, AugmentSettings, total=False):
@@ -124,6 +125,12 @@ class TrainSettings(ShowSettings, total=False):
     fold_repeats: int
     search: str | None
     trials: int
+    teacher: str | Path | None
+    distill_weight: float
+    distill_temperature: float
+    distill_hard: bool
+    distill_features: float
+    teacher_sha256: str | None
 
 
 class ResumeSettings(TrainSettings, total=False):
@@ -197,9 +204,9 @@ def configs_of(settings: type) -> tuple[type[Any], ...]:
 
         return (ServeSettings,)
     if settings in (TrainSettings, ResumeSettings):
-        from vitrail.training.config import Machine, Optim, Schedule, Selection, Start
+        from vitrail.training.config import Distill, Machine, Optim, Schedule, Selection, Start
 
-        return Start, Optim, Schedule, Machine, Augment, DataConfig, Selection
+        return Start, Optim, Schedule, Machine, Augment, DataConfig, Selection, Distill
     return {DataSettings: (DataConfig,), ShowSettings: (DataConfig, Augment), HintSettings: (Hints,)}[settings]
 
 
