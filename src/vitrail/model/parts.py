@@ -161,7 +161,8 @@ class ConvStem:
     strides: tuple[int, ...] = (2, 2, 2, 2)  # one for each convolution
     norm: Literal["batch", "group", "none"] = "batch"  # group: of 8 channels, per picture, cheaper on a CPU
     pool: bool = False  # reduce by max pooling instead of by striding, as CCT does
-    pool_size: Literal[2, 3] = field(default=3, metadata=IF_USED)  # the window's side: 3 with a border, or 2 without
+    # The window's side: 3, with a border, after the activation (CCT); or 2, before the norm, which has less to do then.
+    pool_size: Literal[2, 3] = field(default=3, metadata=IF_USED)
     activation: Literal["relu", "gelu"] = field(default="relu", metadata=IF_USED)  # after each convolution
 
     def __post_init__(self) -> None:
