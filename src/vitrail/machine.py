@@ -33,6 +33,11 @@ def computes_bf16() -> bool:
     return bool(BF16 & set((_fact("flags") or _fact("Features")).split()))
 
 
+def is_amd_with_avx512() -> bool:
+    """Whether it is one of AMD's with registers of 512 bits, half of which MKL leaves unused."""
+    return _fact("vendor_id") == "AuthenticAMD" and "avx512f" in _fact("flags").split()
+
+
 def has_unusable_amx() -> bool:
     """Whether it claims AMX's matrix units without describing their tiles, as some virtual machines do.
 

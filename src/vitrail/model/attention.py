@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from vitrail.errors import InputError
 from vitrail.model.config import ViTConfig
+from vitrail.model.linear import Linear, linear
 from vitrail.model.relative import Relation
 from vitrail.schema import validate
 
@@ -82,14 +83,14 @@ def build_norm(config: ViTConfig, width: int | None = None) -> nn.LayerNorm | nn
     return kind(width or config.width, eps=config.block.norm_eps)
 
 
-class KeylessLinear(nn.Linear):
+class KeylessLinear(Linear):
     """Queries, keys and values, of which the keys have no bias: theirs is zero, and training leaves it so."""
 
     def forward(self, input: Tensor) -> Tensor:  # noqa: A002 (the name is torch's)
         if not self.training:
             return super().forward(input)
         query, key, value = self.bias.chunk(3)
-        return F.linear(input, self.weight, torch.cat([query, torch.zeros_like(key), value]))
+        return linear(input, self.weight, torch.cat([query, torch.zeros_like(key), value]))
 
 
 class Attention(nn.Module):
@@ -100,12 +101,12 @@ class Attention(nn.Module):
         self.heads = config.heads
         self.scale = config.block.attention_scale or config.head_size**-0.5
         self.dropout_rate = config.rates.attention
-        linear = nn.Linear if config.block.key_bias else KeylessLinear
-        self.qkv = linear(config.width, 3 * config.heads_width, bias=config.block.qkv_bias)
+        projection = Linear if config.block.key_bias else KeylessLinear
+        self.qkv = projection(config.width, 3 * config.heads_width, bias=config.block.qkv_bias)
         self.query_norm = build_norm(config, config.head_size) if config.block.qk_norm else None
         self.key_norm = build_norm(config, config.head_size) if config.block.qk_norm else None
         self.norm = build_norm(config, config.heads_width) if config.block.attention_norm else None
-        self.proj = nn.Linear(config.heads_width, config.width, bias=config.block.proj_bias)
+        self.proj = Linear(config.heads_width, config.width, bias=config.block.proj_bias)
 
     def forward(
         self,

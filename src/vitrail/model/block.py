@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from vitrail.model.attention import NOTHING, Attention, Mix, attention_mask, build_norm, fused
 from vitrail.model.config import ViTConfig
+from vitrail.model.linear import Linear
 from vitrail.model.relative import Relation
 
 
@@ -61,9 +62,9 @@ class Mlp(FeedForward):
     def __init__(self, config: ViTConfig, hidden_width: int | None = None) -> None:
         super().__init__()
         hidden_width = hidden_width or config.hidden_width
-        self.fc1 = nn.Linear(config.width, hidden_width, bias=config.block.mlp_has_bias)
+        self.fc1 = Linear(config.width, hidden_width, bias=config.block.mlp_has_bias)
         self.norm = build_norm(config, hidden_width) if config.block.mlp_norm else None
-        self.fc2 = nn.Linear(hidden_width, config.width, bias=config.block.mlp_has_bias)
+        self.fc2 = Linear(hidden_width, config.width, bias=config.block.mlp_has_bias)
         self.activation = ACTIVATIONS[config.block.activation]
         self.dropout_rate = config.rates.dropout
 
@@ -92,10 +93,10 @@ class SwiGlu(FeedForward):
     def __init__(self, config: ViTConfig, hidden_width: int | None = None) -> None:
         super().__init__()
         hidden_width, bias = hidden_width or config.hidden_width, config.block.mlp_has_bias
-        self.gate = nn.Linear(config.width, hidden_width, bias=bias)
-        self.up = nn.Linear(config.width, hidden_width, bias=bias)
+        self.gate = Linear(config.width, hidden_width, bias=bias)
+        self.up = Linear(config.width, hidden_width, bias=bias)
         self.norm = build_norm(config, hidden_width) if config.block.mlp_norm else None
-        self.down = nn.Linear(hidden_width, config.width, bias=bias)
+        self.down = Linear(hidden_width, config.width, bias=bias)
         self.dropout_rate = config.rates.dropout
 
     def forward(self, tokens: Tensor) -> Tensor:
@@ -168,9 +169,9 @@ class AttentionPool(nn.Module):
         self.heads, self.skipped = config.pool_heads or config.heads, config.pool_skips
         self.scale = (config.width // self.heads) ** -0.5
         self.probe = nn.Parameter(torch.empty(1, 1, config.width))
-        self.query = nn.Linear(config.width, config.width)
-        self.key_value = nn.Linear(config.width, 2 * config.width)
-        self.proj = nn.Linear(config.width, config.width)
+        self.query = Linear(config.width, config.width)
+        self.key_value = Linear(config.width, 2 * config.width)
+        self.proj = Linear(config.width, config.width)
         self.norm = build_norm(config)
         self.mlp = build_mlp(config, config.pool_mlp_width)
 

@@ -154,7 +154,7 @@ class Embed(nn.Module):
         """Tokens (B, N, D), and the mask over all tokens if one over the patches, (B, h·w) or (B, h, w), was given."""
         grid = self.grid_of(images)
         layout = Layout(grid)
-        pixels = self.stem(images)
+        pixels = self.stem(images if self.config.stem.kind == "patch" else pixel_by_pixel(images))
         pixels = pixels if self.pixel_norm is None else self._normalize(pixels, self.pixel_norm)
         patches = self.patches(pixels).flatten(2).transpose(1, 2)  # (B, D, h, w) → (B, h·w, D)
         patches = patches if self.patch_norm is None else self.patch_norm(patches)
@@ -207,6 +207,13 @@ class Embed(nn.Module):
     def positions_at(self, grid: Pair) -> tuple[Tensor | None, Tensor | None]:
         """Positions of the prefix tokens (1, covered, D) and of the patches (1, h·w, D) on any grid."""
         return POSITIONS[self.config.positions.kind].at(self.config, self.positions, grid, self.patches.weight)
+
+
+def pixel_by_pixel(images: Tensor) -> Tensor:
+    """On a CPU, pictures with the channels of each pixel side by side, which is how convolutions are fastest."""
+    if images.device.type != "cpu" or torch.compiler.is_compiling():  # compilers choose the order themselves
+        return images
+    return images.contiguous(memory_format=torch.channels_last)
 
 
 def drop_patches(patches: Tensor, mask: Tensor | None, rate: float) -> tuple[Tensor, Tensor | None, Tensor]:

@@ -15,6 +15,7 @@ from vitrail.model.attention import AttentionQuery, LayerMix, Mix, attention_mas
 from vitrail.model.block import AttentionPool, Block, Pool
 from vitrail.model.config import ViTConfig
 from vitrail.model.init import initialize
+from vitrail.model.linear import Linear
 from vitrail.model.merging import Merging, own_groups
 from vitrail.model.patch_embed import Embed, Embedded
 from vitrail.model.relative import build_relative, relations_at
@@ -59,10 +60,10 @@ class ViT(nn.Module):
         self.norm = None if config.pool_norm == "none" else build_norm(config)
         self.pool = AttentionPool(config) if config.pooling == "map" else Pool(config)
         pooled, width = config.pooled_width, config.head_width
-        self.representation = nn.Linear(pooled, config.representation) if config.representation else None
-        self.projection = nn.Linear(pooled, config.projection, bias=False) if config.projection else None
-        self.head = nn.Linear(width, config.num_classes) if config.num_classes else None
-        self.distilled_head = nn.Linear(width, config.num_classes) if config.distilled else None
+        self.representation = Linear(pooled, config.representation) if config.representation else None
+        self.projection = Linear(pooled, config.projection, bias=False) if config.projection else None
+        self.head = Linear(width, config.num_classes) if config.num_classes else None
+        self.distilled_head = Linear(width, config.num_classes) if config.distilled else None
         self.init_weights()
 
     def init_weights(self) -> None:

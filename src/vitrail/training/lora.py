@@ -14,11 +14,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from vitrail.files import atomic_path
 from vitrail.model import ViT
+from vitrail.model.linear import linear
 from vitrail.weights.peft import CONFIG, PREFIX, WEIGHTS, Library
 from vitrail.weights.tensor_files import write_safetensors
 
@@ -55,7 +55,7 @@ class AdaptedLinear(nn.Linear):
         self.adapters = nn.ModuleDict({part: Pair(linear.in_features, self.rows[part][1], rank) for part in parts})
 
     def forward(self, input: Tensor) -> Tensor:  # noqa: A002 (nn.Linear's name)
-        output = F.linear(input, self.weight, self.bias)
+        output = linear(input, self.weight, self.bias)
         for part, pair in self.adapters.items():
             output.narrow(-1, *self.rows[part]).add_(pair(input), alpha=self.scale)
         return output
