@@ -207,7 +207,9 @@ def measure_split(
     def compute(images: Singles) -> Singles:
         if known is not None:
             logits, features = predictor.runtime.logits_and_features(images)
-            return np.concatenate([logits[:, order], known.scores(features)[:, None].astype(np.float32)], axis=1)
+            return np.concatenate(
+                [logits[:, order], known.scores(features, logits)[:, None].astype(np.float32)], axis=1
+            )
         shown = views(torch.from_numpy(images), tta)
         computed = [predictor.runtime.logits(view.contiguous().numpy()) for view in shown]
         return predictor.task.average(computed)[:, order]

@@ -28,10 +28,11 @@ from vitrail.rng import Draws, Floats
 KINDS = {"leaves": 0.3, "grid": 0.15, "photograph": 0.3, "turned": 0.2, "scrambled": 0.05}  # kind → share
 PARTS = 16  # of a collage: leaves, the first of which is the ground, or cells of a grid of up to 4 × 4
 RADIUS = (0.2, 1.2)  # of leaves, where a picture reaches from -1 to 1
-ZOOM = (0.6, 2.0)  # of the pieces in leaves
+ZOOM = (0.5, 1.6)  # of the pieces in leaves
 FOREIGN_RATE = 0.5  # of collages, that use a photograph in place of the neighbour
 PAINTED_RATE = 0.1  # of collages, whose parts have one colour each
 FLAT_RATE = 0.1  # the same of the parts of other collages
+SMALL = 64  # pixels
 SIZES = 6  # at which photographs are cropped
 Names = np.ndarray[Any, np.dtype[np.str_]]
 
@@ -102,16 +103,22 @@ class Parts(NamedTuple):
 
 
 def _collages(first: Tensor, second: Tensor, kinds: Names, draws: Draws) -> Tensor:
+    """Collages of pairs; small ones are drawn twice as large, so that their edges are smooth, as in photographs."""
     channels, height, width = first.shape[1:]
-    index = parts_of(kinds, height, width, draws)  # (n, H, W)
+    factor = 2 if max(height, width) <= SMALL else 1
+    index = parts_of(kinds, factor * height, factor * width, draws)  # (n, H, W)
     parts = _draw_parts(kinds, channels, draws)
     places = _places(parts, index)
-    shown = [
-        F.grid_sample(some.float(), places, padding_mode="reflection", align_corners=False) for some in (first, second)
-    ]
+    shown = [_sample(some, places) for some in (first, second)]
     made = torch.where(_spread(parts.second, index)[:, None] > 0, shown[1], shown[0])
     bias = torch.stack([_spread(parts.bias[..., channel], index) for channel in range(channels)], dim=1)
-    return _as(first, (made - 127.5) * _spread(parts.gain, index)[:, None] + 127.5 + 255 * bias)
+    made = (made - 127.5) * _spread(parts.gain, index)[:, None] + 127.5 + 255 * bias
+    return _as(first, F.avg_pool2d(made.clamp_(0, 255), factor))
+
+
+def _sample(images: Tensor, places: Tensor) -> Tensor:
+    """What is at these places (n, H, W, 2) of pictures that are mirrored at their borders."""
+    return F.grid_sample(images.float(), places, padding_mode="reflection", align_corners=False)
 
 
 def parts_of(kinds: Names, height: int, width: int, draws: Draws) -> Tensor:
@@ -135,17 +142,22 @@ def _centres(size: int) -> Tensor:
 
 def _leaves(numbers: Floats, counts: Any, y: Tensor, x: Tensor) -> Tensor:  # (n, 6, PARTS), (n,) → (n, H, W)
     """Ellipses and rectangles that fall on each other, few of them large and many small."""
-    values = torch.as_tensor(numbers, dtype=torch.float32)[..., None, None]
     low, high = RADIUS
-    radius = low * high / (high - values[:, 2] * (high - low))  # a density of radius⁻²
-    stretch, angle = 2 ** (2 * values[:, 3] - 1), np.pi * values[:, 4]
-    right, down = x - (2 * values[:, 0] - 1), y[:, None] - (2 * values[:, 1] - 1)
-    along = ((right * angle.cos() + down * angle.sin()) / (radius * stretch)).abs_()
-    across = ((down * angle.cos() - right * angle.sin()) / (radius / stretch)).abs_()
-    inside = torch.where(values[:, 5] < 0.5, along.square() + across.square(), torch.maximum(along, across)) < 1
-    order = torch.arange(PARTS).view(1, -1, 1, 1)
-    order = order * (order < torch.as_tensor(counts).view(-1, 1, 1, 1))
-    return (inside * order).amax(dim=1)
+    radius = low * high / (high - numbers[:, 2] * (high - low))  # a density of radius⁻²
+    stretch, angle = 2 ** (2 * numbers[:, 3] - 1), np.pi * numbers[:, 4]
+    radii = np.stack([radius * stretch, radius / stretch])
+    across, down = np.stack([np.cos(angle), -np.sin(angle)]) / radii, np.stack([np.sin(angle), np.cos(angle)]) / radii
+    offsets = -across * (2 * numbers[:, 0] - 1) - down * (2 * numbers[:, 1] - 1)
+    terms = torch.as_tensor(np.stack([across, down, offsets]), dtype=torch.float32)[..., None, None]
+    round_ = torch.as_tensor(numbers[:, 5] < 0.5)[..., None, None]
+    there = torch.as_tensor(np.arange(PARTS) < counts[:, None])[..., None, None]
+    index = torch.zeros(len(numbers), len(y), len(x), dtype=torch.long)
+    for leaf in range(1, PARTS):  # one after another, which stays in the cache
+        right, below, start = terms[:, :, :, leaf]  # (2, n, 1, 1) each
+        first, second = (right * x + (below * y[:, None] + start)).square_()  # (n, H, W) each
+        inside = torch.where(round_[:, leaf], first + second, torch.maximum(first, second)) < 1
+        index.masked_fill_(inside & there[:, leaf], leaf)
+    return index
 
 
 def _draw_parts(kinds: Names, channels: int, draws: Draws) -> Parts:
