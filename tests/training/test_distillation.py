@@ -26,10 +26,13 @@ from vitrail.tasks.one import One
 from vitrail.tasks.several import Several
 from vitrail.tasks.task import Task
 from vitrail.training.distill_config import Distill
+from vitrail.training.listener import Listener
 from vitrail.training.loop import Trainer
-from vitrail.training.objectives import make_objective
-from vitrail.training.setup import Setup, plain_loader, prepare_run
+from vitrail.training.objectives import Supervised, make_objective
+from vitrail.training.setup import Setup, plain_loader, prepare_run, training_loader
 from vitrail.training.snapshots import list_snapshots
+from vitrail.training.teacher import Teacher
+from vitrail.training.teacher_answers import keep_answers
 from vitrail.weights.checkpoint import Checkpoint
 from vitrail.weights.write import write_checkpoint
 
@@ -245,6 +248,7 @@ def test_a_resumed_run_has_the_same_teacher(make_setup: Callable[..., Setup], tm
         prepare_run(setup.config, setup.dataset)
 
 
+@in_fuzz_only
 def test_an_export_teaches_the_same(make_setup: Callable[..., Setup], teacher: Path, tmp_path: Path) -> None:
     vitrail.export(teacher, tmp_path / "teacher.onnx")
     losses = []
@@ -276,3 +280,86 @@ def test_two_ranks_equal_one(strategy: str, views: int, teacher: Path, tmp_path:
     one, two = (load_file(tmp_path / name / "weights" / "best.safetensors") for name in ("one", "two"))
     for name, tensor in one.items():
         torch.testing.assert_close(two[name], tensor, rtol=1e-3, atol=2e-5)
+
+
+def keep(setup: Setup, folder: Path) -> torch.Tensor:
+    return keep_answers(setup, Ranks(), Listener(), folder)
+
+
+def test_answers_are_kept_for_fixed_views_and_the_same_as_asked(
+    make_setup: Callable[..., Setup], teacher: Path, tmp_path: Path
+) -> None:
+    """Each row belongs to the pixels that its batch shows, in every epoch."""
+    setup = make_setup(teacher=str(teacher), views=2, distill_features=0.5, **STUDENT)
+    assert (setup.kept_views, setup.teacher and setup.teacher.width) == (2, 10 + setup.model.config.feature_width)
+    known, loader = keep(setup, tmp_path), training_loader(setup, Ranks())
+    assert known.dtype == torch.float16
+    assert known.shape == (512, setup.teacher.width)
+    seen: dict[int, torch.Tensor] = {}
+    for epoch in range(4):
+        loader.set_epoch(epoch)
+        batch = next(iter(loader))
+        assert set((batch.indices // 256).tolist()) == {epoch % 2}
+        said = setup.teacher.look(batch.images)
+        torch.testing.assert_close(known[batch.indices], said, rtol=2e-3, atol=2e-3)
+        for row, image in zip(batch.indices.tolist(), batch.images, strict=True):
+            assert torch.equal(seen.setdefault(row, image), image)
+
+
+def test_kept_answers_are_read_again_and_damage_is_noticed(
+    make_setup: Callable[..., Setup], teacher: Path, tmp_path: Path, monkeypatch
+) -> None:
+    setup = make_setup(teacher=str(teacher), views=2, **STUDENT)
+    known = keep(setup, tmp_path)
+    asked: list[int] = []
+    look = Teacher.look
+
+    def count(self: Teacher, images: torch.Tensor) -> torch.Tensor:
+        asked.append(len(images))
+        return look(self, images)
+
+    monkeypatch.setattr(Teacher, "look", count)
+    assert torch.equal(keep(setup, tmp_path), known)
+    assert not asked
+    path = tmp_path / "answers" / "view-1.safetensors"
+    content = bytearray(path.read_bytes())
+    content[-3] ^= 1
+    path.write_bytes(content)
+    assert torch.equal(keep(setup, tmp_path), known), "the same bits"
+    assert sum(asked) == 256, "of the damaged view only"
+    other = make_setup(teacher=str(teacher), views=2, flip_rate=0.3, **STUDENT)
+    assert not torch.equal(keep(other, tmp_path), known)
+    assert sum(asked) == 256 + 512, "other pixels"
+
+
+@pytest.mark.parametrize(
+    ("changes", "views"),
+    [
+        ({"views": 3}, 3),
+        ({"crop": "none", "flip_rate": 0.0}, 1),
+        ({}, 0),
+        ({"views": 2, "mixup": 0.4}, 0),
+    ],
+)
+def test_which_views_are_fixed(changes: dict[str, Any], views: int, make_setup, teacher: Path) -> None:
+    assert make_setup(**{**STUDENT, "teacher": str(teacher), **changes}).kept_views == views
+
+
+def test_a_head_on_features_learns_from_answers_about_the_same_pictures(
+    make_setup: Callable[..., Setup], teacher: Path, tmp_path: Path
+) -> None:
+    write_teacher(tmp_path, name="start", spec=replace(LARGER, size=(8, 8)))
+    head = {"model": None, "weights": str(tmp_path / "start.safetensors"), "train": "head", "teacher": str(teacher)}
+    plain = {"crop": "none", "flip_rate": 0.0, "optimizer": "sgd", "micro_batch": None}
+    setup = make_setup(**head, **plain, **STUDENT)
+    trainer = Trainer(setup, Ranks(), tmp_path)
+    assert isinstance(trainer.objective, Supervised)
+    assert trainer.objective.distillation is not None
+    assert setup.teacher is not None
+    known, batch = trainer.objective.distillation.known, batch_of(setup)
+    assert known is not None
+    torch.testing.assert_close(known[batch.indices], setup.teacher.look(batch.images), rtol=2e-3, atol=2e-3)
+    trainer.run()
+    assert trainer.state.lowest_train_loss < float("inf")
+    with pytest.raises(ConfigError, match=r"distill_features= training only the head does not change the features"):
+        make_objective(make_setup(**head, **plain, **STUDENT, distill_features=1.0))

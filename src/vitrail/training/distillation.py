@@ -1,5 +1,7 @@
 """Knowledge distillation, as a part of an objective: what a teacher adds to the loss of the labels."""
 
+import math
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -20,7 +22,10 @@ class Distillation(nn.Module):
     def __init__(self, setup: Setup, teacher: Teacher) -> None:
         super().__init__()
         self.config, self.task, self.teacher = setup.config.distill, setup.task, teacher
-        self.known: Tensor | None = None  # what the teacher says of each fixed view, where it was asked once
+        self.known: Tensor | None = None  # what the teacher says of each fixed view, where it is asked once:
+        if setup.kept_views:  # until then, no number, so that a step can be timed and no loss is made of it
+            rows = setup.kept_views * len(setup.dataset.split("train"))
+            self.known = torch.full((1, teacher.width), math.nan, dtype=torch.float16).expand(rows, -1)
         self.projection = None
         if width := teacher.feature_width:
             self.projection = nn.Linear(setup.model.config.feature_width, width, bias=False)

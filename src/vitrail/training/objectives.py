@@ -29,6 +29,7 @@ from vitrail.training.listener import Listener
 from vitrail.training.lora import adapted_layers, merged, write_adapter
 from vitrail.training.setup import Setup, plain_loader, training_loader
 from vitrail.training.snapshots import RunState
+from vitrail.training.teacher_answers import keep_answers
 from vitrail.training.whitening import first_weight
 from vitrail.weights.checkpoint import Checkpoint
 from vitrail.weights.peft import libraries
@@ -118,6 +119,9 @@ class Objective(nn.Module, ABC):
         """
         return training_loader(self.setup, ranks) if split == "train" else plain_loader(self.setup, split, ranks)
 
+    def prepare(self, loader: Batches, ranks: Ranks, listener: Listener, folder: Path) -> None:
+        """Compute what is needed once for the batches of training, or read it from the run folder."""
+
     def blank(self, device: torch.device) -> Batch:
         """A sample of the right shapes, for a rank without pictures that must take part."""
         config = self.setup.model.config
@@ -176,6 +180,11 @@ class Supervised(Objective):
         features = self.features(batch.images)
         outputs = self.model.classify(features).float()
         return distillation(batch, self.task.loss(outputs, batch.targets, self.goal), outputs, features)
+
+    def prepare(self, loader: Batches, ranks: Ranks, listener: Listener, folder: Path) -> None:
+        if self.distillation is not None and self.setup.kept_views:
+            rows = loader.stored.indices if isinstance(loader, FeatureLoader) else None
+            self.distillation.known = keep_answers(self.setup, ranks, listener, folder, rows)
 
     def score(self, outcome: Outcome, batch: Batch) -> Any:
         assert outcome.outputs is not None

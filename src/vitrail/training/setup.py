@@ -28,6 +28,8 @@ from vitrail.weights.sanity import check_numbers
 from vitrail.wording import counted
 
 EVAL_BATCH = 256
+MOST_ANSWERS = 4 << 30  # bytes of what a teacher says of all fixed views: more are not kept
+HALF = 2  # bytes of a number of half precision
 LEAST_BATCHES = 8  # per epoch: a batch size that would leave fewer is lowered
 
 
@@ -44,6 +46,19 @@ class Setup:
     began: float = field(default_factory=time.monotonic)  # when the user's minutes began to run
     shared: Mapping[str, Features] | None = None  # of each split, if other runs use them too; else computed here
     teacher: Teacher | None = None  # a model to learn from, beside the labels
+
+    @property
+    def kept_views(self) -> int:
+        """The fixed views of each picture about which the teacher is asked once; 0: it is asked about each batch."""
+        if self.teacher is None or self.config.distill.teacher is None:
+            return 0
+        views = 1 if self.config.start.training.on_features else self.config.augment.fixed_views
+        return views if views * self.answer_bytes <= MOST_ANSWERS or self.config.start.training.on_features else 0
+
+    @property
+    def answer_bytes(self) -> int:
+        """What a teacher says of one view of each training picture, as it is kept."""
+        return 0 if self.teacher is None else len(self.dataset.split("train")) * self.teacher.width * HALF
 
     @property
     def has_validation(self) -> bool:
@@ -173,7 +188,8 @@ def training_loader(setup: Setup, ranks: Ranks) -> Loader:
     pinned = ranks.device.type == "cuda"
     evenly = setup.config.optim.balance == "sample"
     options = _loader_options(setup, machine.batch_size, ranks)
-    options = replace(options, seed=machine.seed, pin_memory=pinned, evenly=evenly)
+    numbered = setup.kept_views > 0
+    options = replace(options, seed=machine.seed, pin_memory=pinned, evenly=evenly, number_views=numbered)
     return Loader(setup.dataset, "train", setup.preprocess, options, setup.config.augment)
 
 
