@@ -73,18 +73,18 @@ def test_a_model_that_is_unsure_of_outliers_is_judged_by_its_logits_too(known: F
     unsure = fit_familiarity(numbers, labels, numbers, (logits, logits))
     assert unsure is not None
     distances, leads = np.sqrt(-known.scores(numbers)), logits.max(axis=1) * 2 / 3
-    expected = (leads - leads.mean()) / leads.std() - (distances - distances.mean()) / distances.std()
+    expected = 0.5 * (leads - leads.mean()) / leads.std() - (distances - distances.mean()) / distances.std()
     np.testing.assert_allclose(unsure.scores(numbers, logits), expected, atol=1e-6)
     np.testing.assert_allclose(unsure.scores(numbers, logits - 50), expected, atol=1e-6)
     assert is_familiar(unsure.shares(unsure.scores(numbers, logits))).mean() == pytest.approx(0.95, abs=0.01)
-    assert not is_familiar(unsure.shares(unsure.scores(numbers, logits * 0))).any()
+    assert is_familiar(unsure.shares(unsure.scores(numbers, logits * 0))).mean() < 0.2
     assert unsure == from_dict(Familiarity, to_dict(unsure))
     assert "usual" not in to_dict(known)  # older versions read it
     same = fit_familiarity(numbers, labels, numbers, (logits * 0, logits * 0))
     assert same is not None
     assert same.usual is None
-    with pytest.raises(ConfigError, match="standard deviations above 0"):
-        Usual(distance=1.0, distance_std=0.0, lead=1.0, lead_std=1.0)
+    with pytest.raises(ConfigError, match="deviations and the weight above 0"):
+        Usual(distance=1.0, distance_std=0.0, lead=1.0, lead_std=1.0, weight=0.5)
 
 
 def test_a_class_of_few_pictures_gets_no_centre_of_its_own() -> None:

@@ -29,7 +29,7 @@ from vitrail.model.parts import (
 )
 from vitrail.runtimes.manifest import Manifest
 from vitrail.serving.settings import ServeSettings
-from vitrail.tasks.familiarity import Familiarity, Packed
+from vitrail.tasks.familiarity import Familiarity, Packed, Usual
 from vitrail.tasks.number import Number, NumberTrust
 from vitrail.tasks.one import LabelSets, One, OneTrust
 from vitrail.tasks.several import MissRates, Several, SeveralTrust
@@ -51,7 +51,7 @@ GROUPS: dict[str, tuple[type[Any], ...]] = {
     "service": (ServeSettings,),
     "facts": (Origin,),
     "task": (Task, One, Several, Number),
-    "trust": (Trust, OneTrust, LabelSets, SeveralTrust, MissRates, NumberTrust, Familiarity, Packed),
+    "trust": (Trust, OneTrust, LabelSets, SeveralTrust, MissRates, NumberTrust, Familiarity, Packed, Usual),
     "manifest": (Manifest, Metadata),
 }
 _OF_CHECKPOINTS = ("facts", "task", "trust", "manifest")

@@ -23,6 +23,7 @@ FEWEST = 50
 DIRECTIONS = 32
 MOST_CENTRES = 100  # classes up to which each has a centre of its own,
 FOR_A_CENTRE = 10  # if it has this many pictures
+LEAD_WEIGHT = 0.5  # of what logits say of a model that was trained with outliers, beside the distance
 STEPS = 100  # between the quantiles
 MOST_OTHERS = 10_000  # other pictures that are compared
 
@@ -74,6 +75,7 @@ def _find_usual(known: Familiarity, features: Any, logits: Any) -> Usual | None:
         distance_std=float(distance.std()),
         lead=float(lead.mean()),
         lead_std=float(lead.std()),
+        weight=LEAD_WEIGHT,
     )
 
 

@@ -10,6 +10,7 @@ import numpy as np
 
 from vitrail.errors import ConfigError
 from vitrail.schema import IF_USED, validate
+from vitrail.wording import counted
 
 Floats = np.ndarray[Any, np.dtype[np.float64]]
 UNFAMILIAR_RATE = 0.05  # of validation pictures, which count as unfamiliar
@@ -53,14 +54,13 @@ class Usual:
     distance_std: float
     lead: float  # the mean of how far the highest logit is above the mean of all
     lead_std: float
+    weight: float  # of the lead beside the distance
 
     def __post_init__(self) -> None:
         validate(self)
-        if (
-            not all(map(math.isfinite, (self.distance, self.lead)))
-            or not 0 < self.distance_std * self.lead_std < math.inf
-        ):
-            raise ConfigError("the usual distance and lead must be finite, and their standard deviations above 0.")
+        finite = all(map(math.isfinite, (self.distance, self.distance_std, self.lead, self.lead_std, self.weight)))
+        if not finite or min(self.distance_std, self.lead_std, self.weight) <= 0:
+            raise ConfigError("the usual distance and lead must be finite, their deviations and the weight above 0.")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,8 +69,8 @@ class Familiarity:
 
     A score is the negative squared Mahalanobis distance to the nearest centre (Lee et al., 2018), with one covariance
     for all centres: its main directions, and the same variance in all others. A model that was trained with outliers
-    shows by its logits too that it is unsure: then a score is the lead of the highest logit minus the distance, each in
-    standard deviations.
+    shows by its logits too that it is unsure: then a score is the weighted lead of the highest logit minus the
+    distance, each in standard deviations.
     """
 
     centres: Packed  # (centres, D): the mean of each class, or one for all where the classes are many
@@ -90,6 +90,11 @@ class Familiarity:
         if list(self.quantiles) != sorted(self.quantiles):
             raise ConfigError("the quantiles of familiarity must ascend.")
 
+    def describe(self) -> str:
+        """What it goes by, in a few words."""
+        logits = " and its logits" if self.usual else ""
+        return f"tells unfamiliar pictures by {counted(self.centres.shape[0], 'centre')}{logits}"
+
     def check_width(self, width: int) -> None:
         """Refuse to judge features of another width."""
         if self.centres.shape[1] != width:
@@ -101,7 +106,7 @@ class Familiarity:
         if usual is None:
             return -squares
         lead = (leads(logits) - usual.lead) / usual.lead_std
-        return lead - (np.sqrt(squares) - usual.distance) / usual.distance_std
+        return usual.weight * lead - (np.sqrt(squares) - usual.distance) / usual.distance_std
 
     def squared_distances(self, features: Any) -> Floats:  # (N, D) → (N,)
         """The squared Mahalanobis distance to the nearest centre."""

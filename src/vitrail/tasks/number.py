@@ -71,7 +71,7 @@ class NumberTrust(Trust):
         lines = [f"on {counted(self.pictures, 'picture')} of {self.data}"]
         lines += [f"intervals around each value for a coverage of up to {self.levels[-1]:g}"]
         known = self.familiarity
-        return lines + ([f"tells unfamiliar pictures by {counted(known.centres.shape[0], 'centre')}"] if known else [])
+        return lines + ([known.describe()] if known else [])
 
     def check_coverage(self, coverage: float) -> None:
         """Refuse a coverage that this calibration cannot promise."""

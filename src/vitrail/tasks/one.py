@@ -102,7 +102,7 @@ class OneTrust(Trust):
         lines = [f"on {counted(self.pictures, 'picture')} of {self.data}: temperature {self.temperature:g}{even}"]
         lines += [f"label sets for a coverage of up to {self.sets.levels[-1]:g}"] if self.sets else []
         known = self.familiarity
-        return lines + ([f"tells unfamiliar pictures by {counted(known.centres.shape[0], 'centre')}"] if known else [])
+        return lines + ([known.describe()] if known else [])
 
 
 def probabilities(logits: Any, trust: Trust | None = None, scores: Scores = "softmax") -> Floats:  # (…, classes), each

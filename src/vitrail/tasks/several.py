@@ -115,7 +115,7 @@ class SeveralTrust(Trust):
         ]
         lines += [f"label sets for a coverage of up to {self.sets.levels[-1]:g}"] if self.sets else []
         known = self.familiarity
-        return lines + ([f"tells unfamiliar pictures by {counted(known.centres.shape[0], 'centre')}"] if known else [])
+        return lines + ([known.describe()] if known else [])
 
 
 def scale(outputs: Any, trust: Trust | None) -> Floats:  # (…, L), each

@@ -25,7 +25,7 @@ from vitrail.data.augment.pipeline import neighbours
 from vitrail.data.config import Augment
 from vitrail.rng import Draws, Floats
 
-KINDS = {"leaves": 0.3, "grid": 0.15, "photograph": 0.3, "turned": 0.2, "scrambled": 0.05}  # kind → share
+KINDS = {"leaves": 0.3, "grid": 0.1, "photograph": 0.25, "turned": 0.25, "scrambled": 0.1}  # kind → share
 PARTS = 16  # of a collage: leaves, the first of which is the ground, or cells of a grid of up to 4 × 4
 RADIUS = (0.2, 1.2)  # of leaves, where a picture reaches from -1 to 1
 ZOOM = (0.5, 1.6)  # of the pieces in leaves
