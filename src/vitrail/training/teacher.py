@@ -5,7 +5,7 @@ A teacher is no part of the objective: it is neither trained, averaged, spread o
 
 import hashlib
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 
@@ -23,7 +23,7 @@ from vitrail.tasks.task import Task
 from vitrail.training.distill_config import Distill
 from vitrail.weights.native import fingerprint
 from vitrail.weights.resolve import files_of, locate
-from vitrail.wording import counted
+from vitrail.wording import counted, name_metric, show_metric
 
 SHOWN = 5  # names in a message
 
@@ -92,6 +92,31 @@ class Teacher:
             return said
         assert features is not None
         return torch.cat([said, features.to(images.device, torch.float16)], dim=1)
+
+
+@dataclass(frozen=True, kw_only=True)
+class TeacherComparison:
+    """What is in metrics.json about a run's teacher."""
+
+    source: str
+    sha256: str  # of its weights
+    split: str
+    pictures: int  # that both were measured on
+    teacher: dict[str, float]  # its metrics
+    student: dict[str, float]  # those of the model that learned from it
+    agreement: float  # the share of pictures to which they give the same answer
+    right: dict[str, int] = field(default_factory=dict[str, int])  # by both, student, teacher, none
+
+    @property
+    def metric(self) -> str:
+        """The first of the metrics, beside the loss."""
+        return next((name for name in self.teacher if name != "loss"), "loss")
+
+    def describe(self) -> str:
+        """The teacher's first metric, and how often the student answers the same."""
+        shown = f"{name_metric(self.metric)} {show_metric(self.metric, self.teacher[self.metric])}"
+        same = f"the student gives the same answer for {self.agreement:.1%} of {counted(self.pictures, 'picture')}"
+        return f"teacher on {self.split}: {shown}; {same}"
 
 
 def open_teacher(config: Distill, dataset: Dataset, task: Task, shown: Preprocess) -> Teacher | None:
