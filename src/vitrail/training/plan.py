@@ -140,7 +140,8 @@ class _Planner:
         )
         chosen = "; ".join(filter(None, (config.chosen, "there is no time for more than the head")))
         head = fit_batch_size(probe_config(config), dataset, self.ranks.world_size)
-        head = replace(head, chosen=chosen, schedule=replace(head.schedule, minutes=minutes))
+        distill = replace(config.distill, distill_features=0.0)
+        head = replace(head, chosen=chosen, schedule=replace(head.schedule, minutes=minutes), distill=distill)
         began, may_shrink = self.setup.began, self.may_shrink
         return settle(head, dataset, self.ranks, listener, began=began, may_shrink=may_shrink, again=True)
 
@@ -201,6 +202,7 @@ def describe_plan(setup: Setup, measured: Measured, ranks: Ranks) -> Plan:
     """What users want to know before hours of work."""
     config = setup.config
     on_features = config.start.training.on_features  # which are computed once
+    own = set(setup.model.parameters())
     return Plan(
         data=setup.dataset.name,
         classes=len(setup.dataset.classes),
@@ -215,7 +217,7 @@ def describe_plan(setup: Setup, measured: Measured, ranks: Ranks) -> Plan:
         epochs=config.schedule.epochs,
         minutes=run_seconds(setup, measured) / 60 * (1 if on_features else config.selection.parts),
         memory_mb=round(measured.peak_bytes / 2**20),
-        trained=sum(parameter.numel() for parameter in make_objective(setup).trained()),
+        trained=sum(weight.numel() for weight in make_objective(setup).trained() if weight in own),
         chosen=config.chosen,
         config=describe_config(config),
         folds=config.selection.rounds,
@@ -231,12 +233,16 @@ def describe_teacher(setup: Setup) -> str:
         return ""
     height, width = teacher.predictor.preprocess.size
     parts = [f"{config.distill.teacher}, on {teacher.predictor.runtime.name}, pictures of {width}×{height}"]
+    views = config.augment.fixed_views
+    size = f"{(setup.kept_views or views) * setup.answer_bytes / 1e6:,.1f} MB"
     if setup.kept_views:
-        views = "" if setup.kept_views == 1 else f" {setup.kept_views} views of"
-        size = setup.kept_views * setup.answer_bytes / 1e6
-        parts.append(f"asked once about{views} each training picture, and its answers kept ({size:,.1f} MB)")
+        several = "" if setup.kept_views == 1 else f" {setup.kept_views} views of"
+        parts.append(f"asked once about{several} each training picture; its answers are kept ({size})")
+    elif views:
+        parts.append(f"asked about each batch, since its answers about all views would take {size}")
     else:
-        parts.append("asked about each batch")
+        mixed = ", since mixed pictures have no fixed views" if config.augment.views else ""
+        parts.append(f"asked about each batch{mixed}")
     return "; ".join(filter(None, (*parts, describe_extra(teacher, setup.dataset))))
 
 

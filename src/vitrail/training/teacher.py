@@ -4,7 +4,8 @@ A teacher is no part of the objective: it is neither trained, averaged, spread o
 """
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -22,7 +23,7 @@ from vitrail.prediction import Predictor, load
 from vitrail.tasks.task import Task
 from vitrail.training.distill_config import Distill
 from vitrail.weights.native import fingerprint
-from vitrail.weights.resolve import files_of, locate
+from vitrail.weights.resolve import Located, files_of, locate
 from vitrail.wording import counted, name_metric, show_metric
 
 SHOWN = 5  # names in a message
@@ -144,15 +145,30 @@ def open_teacher(config: Distill, dataset: Dataset, task: Task, shown: Preproces
     )
 
 
-def load_teacher(config: Distill, dataset: Dataset) -> Predictor:
-    """The teacher, if it has learned what these data are about."""
-    assert config.teacher is not None
+def locate_teacher(config: Distill) -> Located | None:
+    """Where the teacher is; refused if opening it could only fail."""
+    if config.teacher is None:
+        return None
+    with _about_teacher():
+        return locate(config.teacher, allow_export=True)
+
+
+@contextmanager
+def _about_teacher() -> Generator[None]:
     try:
-        predictor = load(config.teacher)
-        check_task(predictor.task, dataset)
+        yield
     except VitrailError as error:
         raise ConfigError(f"cannot be learned from: {error}", field="teacher") from error
-    _check_classes(predictor, dataset.classes, config.teacher)
+
+
+def load_teacher(config: Distill, dataset: Dataset) -> Predictor:
+    """The teacher, if it has learned what these data are about."""
+    located = locate_teacher(config)
+    assert located is not None
+    with _about_teacher():
+        predictor = load(located)
+        check_task(predictor.task, dataset)
+    _check_classes(predictor, dataset.classes, located.name)
     if config.distill_features and not predictor.runtime.has_features:
         raise ConfigError(
             f"needs the teacher's features, and {config.teacher} gives only logits; name its checkpoint, or omit it.",
