@@ -486,3 +486,24 @@ def test_batches_under_inference_mode(folder: Dataset, workers: int) -> None:
 
 def test_a_data_folder_may_be_a_text() -> None:
     assert DataConfig(data_dir="pictures").data_dir == Path("pictures")  # type: ignore[arg-type]
+
+
+def test_fixed_views_take_turns() -> None:
+    """Two versions of each picture: the epoch, and which repetition it is, decide which; numbered on request."""
+    data, augment = open_data("digits"), Augment(crop="resized", views=2)
+    spec = Preprocess(size=(8, 8), channels=1, mean=(0.5,), std=(0.5,))
+    seen: dict[int, torch.Tensor] = {}
+    for repeats, epochs in ((1, 3), (2, 1)):
+        config = LoaderConfig(batch_size=64, number_views=True)
+        loader = Loader(data, "train", spec, config, replace(augment, repeats=repeats))
+        for epoch in range(epochs):
+            loader.set_epoch(epoch)
+            for batch in loader:
+                for view, image in zip(batch.indices.tolist(), batch.images, strict=True):
+                    assert torch.equal(seen.setdefault(view, image.clone()), image)
+    count = len(data.split("train"))
+    assert {view // count for view in seen} == {0, 1}
+    pairs = [(seen[view], seen[view + count]) for view in range(count) if {view, view + count} <= seen.keys()]
+    assert sum(torch.equal(*pair) for pair in pairs) < len(pairs) / 10
+    row = next(iter(seen))
+    assert torch.equal(loader.view(row // count, np.array([row % count]))[0], seen[row])

@@ -9,18 +9,22 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+import torch.nn.functional as F
 from safetensors.torch import load_file
 
 import vitrail
-from conftest import randomize
+from conftest import TINY, randomize
 from fuzzing import in_fuzz_only
 from processes import run, run_ranks
 from vitrail.data import Batch
 from vitrail.data.preprocess import Preprocess
 from vitrail.data.transform import fit_tensor, normalize
 from vitrail.errors import ConfigError
+from vitrail.evaluation.measurement import measure_split
 from vitrail.model import ViT, variant
 from vitrail.ranks import Ranks
+from vitrail.report.comparison_sections import teacher_section
+from vitrail.schema import from_dict
 from vitrail.tasks.number import Number
 from vitrail.tasks.one import One
 from vitrail.tasks.several import Several
@@ -29,10 +33,12 @@ from vitrail.training.distill_config import Distill
 from vitrail.training.listener import Listener
 from vitrail.training.loop import Trainer
 from vitrail.training.objectives import Supervised, make_objective
+from vitrail.training.run_folder import Run
 from vitrail.training.setup import Setup, plain_loader, prepare_run, training_loader
 from vitrail.training.snapshots import list_snapshots
-from vitrail.training.teacher import Teacher
+from vitrail.training.teacher import Teacher, TeacherComparison
 from vitrail.training.teacher_answers import keep_answers
+from vitrail.training.teacher_comparison import compare_with_teacher
 from vitrail.weights.checkpoint import Checkpoint
 from vitrail.weights.write import write_checkpoint
 
@@ -363,3 +369,64 @@ def test_a_head_on_features_learns_from_answers_about_the_same_pictures(
     assert trainer.state.lowest_train_loss < float("inf")
     with pytest.raises(ConfigError, match=r"distill_features= training only the head does not change the features"):
         make_objective(make_setup(**head, **plain, **STUDENT, distill_features=1.0))
+
+
+@pytest.mark.parametrize("weight", [0.0, 1.0])
+def test_a_distillation_token_learns_from_the_teacher_and_cls_from_the_labels(
+    weight: float, make_setup: Callable[..., Setup], teacher: Path, tmp_path: Path
+) -> None:
+    config = replace(TINY, image_size=(8, 8), patch_size=(4, 4), channels=1, num_classes=10)
+    config = replace(config, registers=1, summary_tokens=2, distilled=True)
+    model = randomize(ViT(config)).eval()
+    spec = replace(LARGER, size=(8, 8))
+    deit = Checkpoint(config=config, tensors=model.state_dict(), preprocess=spec, classes=DIGITS)
+    write_checkpoint(deit, tmp_path / "deit.safetensors")
+    start = {"model": None, "weights": str(tmp_path / "deit.safetensors"), "teacher": str(teacher)}
+    setup = make_setup(**start, distill_weight=weight, distill_hard=True, **STUDENT)
+    assert setup.model.config.distilled
+    batch = batch_of(setup)
+    torch.testing.assert_close(setup.model.eval()(batch.images), model(batch.images), rtol=1e-4, atol=1e-4)
+    objective = make_objective(setup).train()
+    outcome = objective(batch)
+    outcome.loss.backward()
+    assert setup.model.head is not None
+    assert setup.model.distilled_head is not None
+    idle, busy = (setup.model.distilled_head, setup.model.head)[:: 1 if weight == 0 else -1]
+    assert idle.weight.grad is not None
+    assert not idle.weight.grad.any()
+    assert busy.weight.grad is not None
+    assert busy.weight.grad.any()
+    cls, distilled = setup.model.classify_apart(setup.model.features(batch.images))
+    assert setup.teacher is not None
+    chosen = setup.teacher.look(batch.images).argmax(dim=1)
+    expected = F.cross_entropy(distilled, chosen) if weight else F.cross_entropy(cls, batch.targets)
+    assert outcome.loss.item() == pytest.approx(expected.item(), rel=1e-5)
+    assert not make_setup(**start, train="lora", **STUDENT).model.config.distilled, "there, one head reads both tokens"
+
+
+def test_the_report_compares_teacher_and_student(
+    make_setup: Callable[..., Setup], teacher: Path, tmp_path: Path
+) -> None:
+    setup = make_setup(teacher=str(teacher), **STUDENT)
+    student = vitrail.load(write_teacher(tmp_path, name="student", spec=replace(LARGER, size=(8, 8))))
+    with torch.no_grad():
+        student.model.head.weight[:5] += 0.3
+    own, theirs = (measure_split(model, setup.dataset, "val") for model in (student, vitrail.load(teacher)))
+    finished = Run(folder=tmp_path, epochs=1, best_epoch=1, seconds=1.0, val=None, test=None, measurement=own)
+    run = compare_with_teacher(setup, finished, Listener())
+    assert run.teacher is not None
+    answers = [each.logits.argmax(axis=1) for each in (own, theirs)]
+    right = [each == own.targets for each in answers]
+    assert run.teacher.agreement == pytest.approx((answers[0] == answers[1]).mean())
+    assert 0 < run.teacher.agreement < 1
+    assert run.teacher.right == {
+        "both": (right[0] & right[1]).sum(),
+        "student": (right[0] & ~right[1]).sum(),
+        "teacher": (~right[0] & right[1]).sum(),
+        "none": (~right[0] & ~right[1]).sum(),
+    }
+    assert run.teacher.teacher["accuracy"] == pytest.approx(right[1].mean())
+    assert from_dict(TeacherComparison, run.facts()["teacher"]) == run.teacher
+    page = teacher_section(run.teacher)
+    assert f"{run.teacher.agreement:.1%} of them" in str(page)
+    assert any("teacher on val: accuracy" in str(line) for line in run.scores())

@@ -221,12 +221,17 @@ class ViT(nn.Module):
         return F.normalize(pooled, dim=-1) if self.config.normalize_features else pooled
 
     def classify(self, features: Tensor) -> Tensor:  # (B, D) → (B, classes)
+        first, *second = self.classify_apart(features)
+        return (first + second[0]) / 2 if second else first
+
+    def classify_apart(self, features: Tensor) -> tuple[Tensor, ...]:  # (B, D) → (B, classes), each
+        """The logits of each head: of a distilled model (DeiT), one for [cls] and one for the distillation token."""
         if self.head is None:
-            return features
+            return (features,)
         if self.distilled_head is None:
-            return self.head(features)
+            return (self.head(features),)
         cls, distilled = features.chunk(2, dim=-1)
-        return (self.head(cls) + self.distilled_head(distilled)) / 2
+        return self.head(cls), self.distilled_head(distilled)
 
     def layer_index(self, layer: int) -> int:
         """A layer's number, counted from the front; negative numbers count from the end."""

@@ -20,7 +20,7 @@ from vitrail.machine import environment
 from vitrail.prediction import Predictor, load
 from vitrail.progress import Progress, silent
 from vitrail.report.command_lines import data_arguments, eval_commands, run_commands
-from vitrail.report.comparison_sections import folds_fact, folds_section, search_section
+from vitrail.report.comparison_sections import folds_fact, folds_section, search_section, teacher_section
 from vitrail.report.insights import attention_section, picture_sections, trust_sections
 from vitrail.report.render import render_template, write_report
 from vitrail.report.sections import (
@@ -52,7 +52,7 @@ class ReportContext:
     run: Path | None = None  # the training run, whose curves are shown
     check: Sequence[Block] = ()  # the findings of the data check before training
     split_from: str = ""  # where the splits are from, if the data have none of their own
-    compared: Run | None = None  # the run, if it has folds or is a search
+    compared: Run | None = None  # the run, if it has folds, is a search, or has a teacher
     held_out: Measurement | None = None  # what its folds have measured
 
 
@@ -95,9 +95,10 @@ def write_page(
 
 
 def _comparisons(run: Run, held_out: Measurement | None) -> list[Section]:
-    """The sections of runs that consist of several."""
+    """The sections of runs that consist of several, or learned from another model."""
     sections = [search_section(run.trials, with_folds=bool(run.folds))] if run.trials else []
-    return sections + ([folds_section(run, held_out)] if run.folds else [])
+    sections += [folds_section(run, held_out)] if run.folds else []
+    return sections + ([teacher_section(run.teacher)] if run.teacher is not None else [])
 
 
 @contextmanager
@@ -208,7 +209,7 @@ def report_on_run(
         environment=environment,
         run=folder,
         check=check_blocks(read_record(folder / RECORD), config.data),
-        compared=read_run(folder) if config.selection != Selection() else None,
+        compared=read_run(folder) if config.selection != Selection() or config.distill.teacher is not None else None,
         held_out=held_out,
     )
     return [write_page(folder / REPORT, context, predictor, dataset, measurement), *paths]

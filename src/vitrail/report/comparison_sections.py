@@ -15,7 +15,8 @@ from vitrail.evaluation.measurement import Measurement
 from vitrail.training.fold_scores import INTERVAL, Spread, Trial, describe_best, show_setting
 from vitrail.training.objectives import SplitScore
 from vitrail.training.run_folder import Run
-from vitrail.wording import SHARES, counted, show_metric
+from vitrail.training.teacher import TeacherComparison
+from vitrail.wording import SHARES, counted, name_metric, show_metric
 
 MOST_FOLDS = 50  # rows of a table
 MOST_TRIALS = 10
@@ -52,6 +53,30 @@ def folds_section(run: Run, held_out: Measurement | None) -> Section:
         facts = [fact._replace(note=fact.note or "over all folds") for fact in held_out.results.headline()]
         blocks += [Paragraph("Every picture once, by the model that was not trained on it:"), Numbers(facts)]
     return Section("Folds", blocks)
+
+
+def teacher_section(compared: TeacherComparison) -> Section:
+    """A teacher beside its student: their metrics, and on which pictures each of them is right."""
+    text = (
+        f"This model learned from the labels and from the answers of {compared.source}. Both were measured on the same "
+        f"{counted(compared.pictures, f'{compared.split} picture')}, and give the same answer for "
+        f"{compared.agreement:.1%} of them."
+    )
+    names = [name for name in compared.student if name in compared.teacher]
+    rows = [
+        (who, *(show_metric(name, numbers[name]) for name in names))
+        for who, numbers in (("teacher", compared.teacher), ("student", compared.student))
+    ]
+    blocks: list[Block] = [Paragraph(text), Table(("", *map(name_metric, names)), rows, texts=(0,))]
+    if right := compared.right:
+        counts = [
+            ("the teacher is right", f"{right['both']:,}", f"{right['teacher']:,}"),
+            ("the teacher is wrong", f"{right['student']:,}", f"{right['none']:,}"),
+        ]
+        note = f"SHA-256 of the teacher's weights: {compared.sha256}."
+        head = ("pictures", "the student is right", "the student is wrong")
+        blocks.append(Table(head, counts, note, texts=(0,)))
+    return Section("Teacher and student", blocks)
 
 
 def folds_fact(run: Run) -> Fact:

@@ -5,6 +5,7 @@ auto_config   the whole config, from what was requested and what suits the data
 setup         config → data, model, loaders
 plan          what a run will be: cost is measured, budget is a limit of time, footprint is what ranks hold and send
 objectives    what is learned, from what: pictures, features, with lora
+distillation  what a teacher adds to the loss; its teacher_answers about fixed views, and teacher_comparison at the end
 optim         which weights change and how; muon
 gradients     the gradient of one batch, in micro-batches, on one process or torchrun's many
 loop          the training loop; snapshots make it resumable, signals stop it, listener and display show it
@@ -19,6 +20,7 @@ from typing import TYPE_CHECKING
 from vitrail.lazy import lazy_names
 
 if TYPE_CHECKING:
+    from vitrail.training.config import Distill as Distill
     from vitrail.training.config import Machine as Machine
     from vitrail.training.config import Optim as Optim
     from vitrail.training.config import Schedule as Schedule

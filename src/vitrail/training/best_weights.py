@@ -100,13 +100,13 @@ def calibrate(
     unsure = setup.config.augment.outlier_rate > 0
     try:
         if held_out is not None:
-            advance = _counter(listener, what, min(TRAINING_PICTURES, len(setup.dataset.split("train"))))
+            advance = count_progress(listener, what, min(TRAINING_PICTURES, len(setup.dataset.split("train"))))
             trust = fit_trust_by_others(
                 predictor, setup.dataset, held_out, unsure=unsure, known=classify, progress=advance
             )
             measurement = held_out
         else:
-            advance = _counter(listener, what, count_pictures(setup.dataset))
+            advance = count_progress(listener, what, count_pictures(setup.dataset))
             trust, measurement = fit_trust(predictor, setup.dataset, unsure=unsure, known=classify, progress=advance)
     except VitrailError as error:
         listener.said(f"the model is not calibrated: {error}")
@@ -127,7 +127,7 @@ def measure_test(predictor: Predictor, setup: Setup, listener: Listener) -> Meas
     """
     if "test" not in setup.dataset.splits:
         return None
-    advance = _counter(listener, "test pictures measured", len(setup.dataset.split("test")))
+    advance = count_progress(listener, "test pictures measured", len(setup.dataset.split("test")))
     try:
         return measure_split(predictor, setup.dataset, "test", progress=advance)
     except VitrailError as error:
@@ -137,7 +137,7 @@ def measure_test(predictor: Predictor, setup: Setup, listener: Listener) -> Meas
         listener.ended()
 
 
-def _counter(listener: Listener, what: str, total: int) -> Callable[[int], None]:
+def count_progress(listener: Listener, what: str, total: int) -> Callable[[int], None]:
     """Tells the listener how much is done, given what has been added to it."""
     done = 0
 

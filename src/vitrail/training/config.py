@@ -116,6 +116,11 @@ class Start:
         return TRAININGS[self.train]
 
     @property
+    def trains_all(self) -> bool:
+        """Whether all weights are trained from the first step on."""
+        return not (self.training.part or self.training.with_adapters or self.probe)
+
+    @property
     def adapted(self) -> tuple[str, ...]:
         """What `lora_targets` lists; unknown names and none are errors."""
         names = [name.strip() for name in self.lora_targets.split(",") if name.strip()]

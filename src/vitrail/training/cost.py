@@ -160,6 +160,23 @@ def measure_features(setup: Setup, ranks: Ranks) -> Measured:
     return Measured(seconds=seconds, images=images, peak_bytes=peak_memory(ranks.device), ranks=ranks.world_size)
 
 
+def answer_seconds(setup: Setup, ranks: Ranks) -> float:
+    """What it takes to ask the teacher about all fixed views; 0 if it is asked in each step, which is timed with it."""
+    teacher, count = setup.teacher, len(setup.dataset.split("train"))
+    if teacher is None or not setup.kept_views:
+        return 0.0
+
+    def batches(few: int) -> Iterable[Batch]:
+        return plain_loader(setup, "train", Ranks(), few)
+
+    def ask(batch: Batch) -> object:
+        return teacher.look(batch.images)
+
+    few = _affordable(batches, ranks.device, ask, min(FEW, count), _patience(setup))
+    seconds, images = _time_batches(batches(few), ranks.device, ask, _patience(setup))
+    return setup.kept_views * count * seconds / images / ranks.world_size
+
+
 Work = Callable[[Batch], object]
 
 
@@ -233,7 +250,7 @@ def epoch_seconds(setup: Setup, measured: Measured) -> float:
 def run_seconds(setup: Setup, measured: Measured) -> float:
     """All epochs; of training on features, what these take, beside which epochs are nothing."""
     if setup.config.start.training.on_features:
-        return feature_seconds(setup, measured)
+        return measured.before + feature_seconds(setup, measured)
     return measured.before + setup.config.schedule.epochs * epoch_seconds(setup, measured)
 
 

@@ -44,7 +44,7 @@ class Distillation(nn.Module):
             distance = (1 - similarity).mean()
             metrics["feature_loss"] = distance.detach()
             loss = loss + config.distill_features * distance
-        return Outcome(loss, metrics, outputs)
+        return Outcome(loss, metrics)
 
     def _ask(self, batch: Batch) -> Tensor:
         """What the teacher says of the pictures (B, width)."""

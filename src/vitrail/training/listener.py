@@ -40,6 +40,7 @@ class Plan:
     chosen: str = ""  # what was chosen by default, and why
     folds: int = 0  # of all repeats, in which that many models are trained before the last one
     trials: int = 0  # of a search, each of which is such a run
+    teacher: str = ""  # the model to learn from, and what it costs
 
     @property
     def training(self) -> Training:
@@ -67,6 +68,8 @@ class Plan:
             f"model   {self.model}: {self.parameters:,} parameters,{trained} pictures of {width}×{height}, "
             f"recipe {self.recipe}"
         )
+        if self.teacher:
+            yield f"teacher {self.teacher}"
         if self.chosen:
             yield f"chosen  {self.chosen}"
         seconds = 60 * self.minutes

@@ -177,9 +177,10 @@ class Supervised(Objective):
         return Outcome(self.task.loss(outputs, batch.targets, self.goal), {}, outputs)
 
     def _learn_from_teacher(self, batch: Batch, distillation: Distillation) -> Outcome:
+        """With a distillation token (DeiT), its head learns from the teacher, and that of [cls] from the labels."""
         features = self.features(batch.images)
-        outputs = self.model.classify(features).float()
-        return distillation(batch, self.task.loss(outputs, batch.targets, self.goal), outputs, features)
+        heads = [logits.float() for logits in self.model.classify_apart(features)]
+        return distillation(batch, self.task.loss(heads[0], batch.targets, self.goal), heads[-1], features)
 
     def prepare(self, loader: Batches, ranks: Ranks, listener: Listener, folder: Path) -> None:
         if self.distillation is not None and self.setup.kept_views:

@@ -18,6 +18,7 @@ from vitrail.training.config import TrainConfig, apply_changes, describe_config
 from vitrail.training.cost import (
     Measured,
     Say,
+    answer_seconds,
     epoch_seconds,
     feature_seconds,
     find_batch_size,
@@ -32,6 +33,7 @@ from vitrail.training.listener import Listener, Plan
 from vitrail.training.objectives import make_objective
 from vitrail.training.recipes import probe_config
 from vitrail.training.setup import Setup, check_strategy, fit_batch_size, prepare_run
+from vitrail.training.teacher import describe_extra
 from vitrail.wording import counted
 
 STEP = 2.0  # forward passes that a training step takes at least
@@ -87,6 +89,7 @@ class _Planner:
         measured = self._measure_features()
         if config.schedule.minutes is not None:
             measured = self._fit_head(measured)
+        measured = replace(measured, before=self.ranks.from_first(lambda: answer_seconds(self.setup, self.ranks)))
         size = self.setup.config.machine.batch_size
         assert isinstance(size, int)
         check_batch_size(size, len(self.setup.dataset.split("train")), self.ranks.world_size)
@@ -106,6 +109,7 @@ class _Planner:
             self._decide(lambda: find_batch_size(self.setup, self.ranks, said))
         self._decide(lambda: settle_precision(self.setup, self.ranks, said))
         self._decide(lambda: settle_compile(self.setup, self.ranks, said))
+        before += self.ranks.from_first(lambda: answer_seconds(self.setup, self.ranks))
         measured = replace(self.ranks.from_first(lambda: measure(self.setup, self.ranks)), before=before)
         if self._too_long(measured):
             if config.start.probe:
@@ -136,7 +140,8 @@ class _Planner:
         )
         chosen = "; ".join(filter(None, (config.chosen, "there is no time for more than the head")))
         head = fit_batch_size(probe_config(config), dataset, self.ranks.world_size)
-        head = replace(head, chosen=chosen, schedule=replace(head.schedule, minutes=minutes))
+        distill = replace(config.distill, distill_features=0.0)
+        head = replace(head, chosen=chosen, schedule=replace(head.schedule, minutes=minutes), distill=distill)
         began, may_shrink = self.setup.began, self.may_shrink
         return settle(head, dataset, self.ranks, listener, began=began, may_shrink=may_shrink, again=True)
 
@@ -197,6 +202,7 @@ def describe_plan(setup: Setup, measured: Measured, ranks: Ranks) -> Plan:
     """What users want to know before hours of work."""
     config = setup.config
     on_features = config.start.training.on_features  # which are computed once
+    own = set(setup.model.parameters())
     return Plan(
         data=setup.dataset.name,
         classes=len(setup.dataset.classes),
@@ -211,12 +217,33 @@ def describe_plan(setup: Setup, measured: Measured, ranks: Ranks) -> Plan:
         epochs=config.schedule.epochs,
         minutes=run_seconds(setup, measured) / 60 * (1 if on_features else config.selection.parts),
         memory_mb=round(measured.peak_bytes / 2**20),
-        trained=sum(parameter.numel() for parameter in make_objective(setup).trained()),
+        trained=sum(weight.numel() for weight in make_objective(setup).trained() if weight in own),
         chosen=config.chosen,
         config=describe_config(config),
         folds=config.selection.rounds,
         trials=0 if config.selection.search is None else config.selection.trials,
+        teacher=describe_teacher(setup),
     )
+
+
+def describe_teacher(setup: Setup) -> str:
+    """The model to learn from, and whether its answers are kept; nothing without one."""
+    teacher, config = setup.teacher, setup.config
+    if teacher is None or config.distill.teacher is None:
+        return ""
+    height, width = teacher.predictor.preprocess.size
+    parts = [f"{config.distill.teacher}, on {teacher.predictor.runtime.name}, pictures of {width}×{height}"]
+    views = config.augment.fixed_views
+    size = f"{(setup.kept_views or views) * setup.answer_bytes / 1e6:,.1f} MB"
+    if setup.kept_views:
+        several = "" if setup.kept_views == 1 else f" {setup.kept_views} views of"
+        parts.append(f"asked once about{several} each training picture; its answers are kept ({size})")
+    elif views:
+        parts.append(f"asked about each batch, since its answers about all views would take {size}")
+    else:
+        mixed = ", since mixed pictures have no fixed views" if config.augment.views else ""
+        parts.append(f"asked about each batch{mixed}")
+    return "; ".join(filter(None, (*parts, describe_extra(teacher, setup.dataset))))
 
 
 def fit_minutes(setup: Setup, measured: Measured, say: Say) -> TrainConfig:

@@ -27,7 +27,7 @@ from vitrail.files import MARKS, atomic_path, lock_file, sweep_drafts
 from vitrail.machine import environment
 from vitrail.progress import ending
 from vitrail.ranks import Ranks, elastic_id, was_restarted
-from vitrail.schema import from_dict
+from vitrail.schema import from_dict, to_dict
 from vitrail.training import snapshots
 from vitrail.training.auto_config import AUTO, NONE
 from vitrail.training.best_weights import BEST
@@ -39,6 +39,7 @@ from vitrail.training.objectives import SplitScore
 from vitrail.training.run_data import write_contents
 from vitrail.training.setup import Setup
 from vitrail.training.snapshots import LAST
+from vitrail.training.teacher import TeacherComparison
 from vitrail.untrusted import parse_json, read_bytes, read_yaml
 from vitrail.wording import counted, name_metric, show_metric
 
@@ -73,6 +74,7 @@ class Run:
     measurement: Measurement | None = field(default=None, repr=False)  # of the best weights on test, or else on val
     shown: tuple[str, ...] = ()  # the metrics that people follow; none: the first
     held_out: Measurement | None = field(default=None, repr=False)  # the folds' models, each on its own pictures
+    teacher: TeacherComparison | None = None  # the model that it learned from, on the same pictures
     report: Path | None = None
     written: tuple[Path, ...] = ()  # what users will want to open, the report first
     problem: str = ""  # why there is no report
@@ -99,6 +101,8 @@ class Run:
             more["folds"] = {"repeats": self.fold_repeats, "interval": INTERVAL, "mean": spread, "scores": scores_of}
         if self.trials:
             more["search"] = [trial.facts() for trial in self.trials]
+        if self.teacher is not None:
+            more["teacher"] = to_dict(self.teacher)
         return {**counts, **scores, "val_chose_epoch": self.val_chose_epoch, **more}
 
     @property
@@ -150,6 +154,8 @@ class Run:
                     value = Text(show_metric(metric, score.metrics[metric]), "bold")
                     shown += Text(f"{name_metric(metric)} ") + value + Text("  ")
                 yield shown + Text(f"loss {score.loss:.4f}  ({counted(score.count, 'picture')}{chose})")
+        if self.teacher is not None:
+            yield Text(self.teacher.describe())
 
     def _repr_png_(self) -> bytes | None:
         curves = self.folder / "results.png"
@@ -412,6 +418,8 @@ def read_run(folder: Path) -> Run:
         scored = tuple(SplitScore.from_facts(score) for score in folds["scores"])
         trials = tuple(Trial.from_facts(trial) for trial in facts.get("search", ()))
         more: dict[str, Any] = {"folds": scored, "fold_repeats": int(folds["repeats"]), "trials": trials}
+        if "teacher" in facts:
+            more["teacher"] = from_dict(TeacherComparison, facts["teacher"])
     except (ConfigError, LookupError, TypeError, ValueError, AttributeError) as error:
         raise DataError(f"{folder / METRICS} is damaged: {_first_line(error)}") from error
     report = folder / REPORT if (folder / REPORT).is_file() else None

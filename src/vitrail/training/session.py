@@ -14,10 +14,11 @@ from vitrail.training.folds import carry_out_folds, settle_folds
 from vitrail.training.listener import Listener
 from vitrail.training.plan import settle
 from vitrail.training.recipes import ask_for
-from vitrail.training.run import carry_out, has_begun
+from vitrail.training.run import carry_out, has_begun, write_metrics
 from vitrail.training.run_data import reopen_data, report_replaced
 from vitrail.training.run_folder import SPLIT, Run, RunLock, begin, check_shared, read_config, refuse_part, take_begun
 from vitrail.training.setup import Setup, prepare_run
+from vitrail.training.teacher_comparison import compare_with_teacher
 from vitrail.training.trials import carry_out_search, settle_search
 
 
@@ -67,7 +68,10 @@ def carry_out_run(
 ) -> tuple[Run, Predictor]:
     """Train and measure whatever the run consists of."""
     selection = setup.config.selection
-    if selection.search is not None:
-        return carry_out_search(setup, ranks, folder, listener, resume=resume)
     make = carry_out if selection.folds is None else carry_out_folds
-    return make(setup, ranks, folder, listener, resume=resume)
+    make = make if selection.search is None else carry_out_search
+    run, predictor = make(setup, ranks, folder, listener, resume=resume)
+    if setup.teacher is not None:
+        run = compare_with_teacher(setup, run, listener)
+        ranks.from_first(lambda: write_metrics(run))
+    return run, predictor

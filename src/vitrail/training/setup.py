@@ -19,11 +19,10 @@ from vitrail.tasks.task import Task, make_task
 from vitrail.training.config import TrainConfig, apply_changes
 from vitrail.training.feature_store import Features
 from vitrail.training.lora import add_adapters
-from vitrail.training.teacher import Teacher, open_teacher
+from vitrail.training.teacher import Teacher, locate_teacher, open_teacher
 from vitrail.training.whitening import check_whitening
-from vitrail.weights.adapt import adapt, join_heads
+from vitrail.weights.adapt import adapt, join_heads, split_heads
 from vitrail.weights.read import check_source, open_checkpoint
-from vitrail.weights.resolve import locate
 from vitrail.weights.sanity import check_numbers
 from vitrail.wording import counted
 
@@ -73,8 +72,7 @@ def check_start(config: TrainConfig, *, may_get_weights: bool = False) -> ViTCon
     start = config.start
     if not may_get_weights:
         require_weights(config)
-    if config.distill.teacher is not None:
-        locate(config.distill.teacher, allow_export=True)
+    locate_teacher(config.distill)
     if start.weights is not None:
         model = check_source(start.weights, class_names=start.classes)
     else:
@@ -143,13 +141,16 @@ def _prepare_model(config: TrainConfig, dataset: Dataset) -> Setup:
             new = replace(new, image_size=start.image_size)
         preprocess = default_preprocess(dataset, new.image_size, None, channels, start.value_range)
         return Setup(config=config, dataset=dataset, model=ViT(new), preprocess=preprocess, task=task)
+    opened = open_checkpoint(start.weights, class_names=start.classes)
     checkpoint = adapt(
-        join_heads(open_checkpoint(start.weights, class_names=start.classes)),
+        join_heads(opened),
         classes=dataset.classes,
         image_size=start.image_size,
         drop_representation=True,
         task=make_task(dataset.task),
     )
+    if opened.config.distilled and config.distill.teacher is not None and start.trains_all:
+        checkpoint = split_heads(checkpoint)  # as in DeiT: one head learns from the labels, the other from the teacher
     check_numbers(checkpoint, start.weights)
     if channels > 3 or start.channels:  # which need filters; models of RGB get grey pictures as RGB
         checkpoint = adapt(checkpoint, channels=channels)

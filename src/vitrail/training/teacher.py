@@ -4,8 +4,9 @@ A teacher is no part of the objective: it is neither trained, averaged, spread o
 """
 
 import hashlib
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Generator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 
@@ -22,8 +23,8 @@ from vitrail.prediction import Predictor, load
 from vitrail.tasks.task import Task
 from vitrail.training.distill_config import Distill
 from vitrail.weights.native import fingerprint
-from vitrail.weights.resolve import files_of, locate
-from vitrail.wording import counted
+from vitrail.weights.resolve import Located, files_of, locate
+from vitrail.wording import counted, name_metric, show_metric
 
 SHOWN = 5  # names in a message
 
@@ -94,6 +95,31 @@ class Teacher:
         return torch.cat([said, features.to(images.device, torch.float16)], dim=1)
 
 
+@dataclass(frozen=True, kw_only=True)
+class TeacherComparison:
+    """What is in metrics.json about a run's teacher."""
+
+    source: str
+    sha256: str  # of its weights
+    split: str
+    pictures: int  # that both were measured on
+    teacher: dict[str, float]  # its metrics
+    student: dict[str, float]  # those of the model that learned from it
+    agreement: float  # the share of pictures to which they give the same answer
+    right: dict[str, int] = field(default_factory=dict[str, int])  # by both, student, teacher, none
+
+    @property
+    def metric(self) -> str:
+        """The first of the metrics, beside the loss."""
+        return next((name for name in self.teacher if name != "loss"), "loss")
+
+    def describe(self) -> str:
+        """The teacher's first metric, and how often the student answers the same."""
+        shown = f"{name_metric(self.metric)} {show_metric(self.metric, self.teacher[self.metric])}"
+        same = f"the student gives the same answer for {self.agreement:.1%} of {counted(self.pictures, 'picture')}"
+        return f"teacher on {self.split}: {shown}; {same}"
+
+
 def open_teacher(config: Distill, dataset: Dataset, task: Task, shown: Preprocess) -> Teacher | None:
     """The teacher that a config names, which must fit the data and the pictures; None without one."""
     if config.teacher is None:
@@ -119,15 +145,30 @@ def open_teacher(config: Distill, dataset: Dataset, task: Task, shown: Preproces
     )
 
 
-def load_teacher(config: Distill, dataset: Dataset) -> Predictor:
-    """The teacher, if it has learned what these data are about."""
-    assert config.teacher is not None
+def locate_teacher(config: Distill) -> Located | None:
+    """Where the teacher is; refused if opening it could only fail."""
+    if config.teacher is None:
+        return None
+    with _about_teacher():
+        return locate(config.teacher, allow_export=True)
+
+
+@contextmanager
+def _about_teacher() -> Generator[None]:
     try:
-        predictor = load(config.teacher)
-        check_task(predictor.task, dataset)
+        yield
     except VitrailError as error:
         raise ConfigError(f"cannot be learned from: {error}", field="teacher") from error
-    _check_classes(predictor, dataset.classes, config.teacher)
+
+
+def load_teacher(config: Distill, dataset: Dataset) -> Predictor:
+    """The teacher, if it has learned what these data are about."""
+    located = locate_teacher(config)
+    assert located is not None
+    with _about_teacher():
+        predictor = load(located)
+        check_task(predictor.task, dataset)
+    _check_classes(predictor, dataset.classes, located.name)
     if config.distill_features and not predictor.runtime.has_features:
         raise ConfigError(
             f"needs the teacher's features, and {config.teacher} gives only logits; name its checkpoint, or omit it.",

@@ -39,12 +39,12 @@ def keep_answers(
         size = f"{views * setup.answer_bytes / 1e6:,.1f} MB"
         what = pictures if views == 1 else f"{views} views of each of {pictures}"
         listener.said(f"asking the teacher about {what}, once; its answers take {size}")
-    total = sum(map(len, missing))
+    total = sum(len(store.pictures(part)) for store, parts in zip(stores, missing, strict=True) for part in parts)
     done = 0
     for view, (store, parts) in enumerate(zip(stores, missing, strict=True)):
-        for _ in _compute(setup, ranks, store, view, parts[ranks.rank :: ranks.world_size]):
-            done = min(done + ranks.world_size, total)
-            listener.prepared("parts of the teacher's answers", done, total)
+        for part in _compute(setup, ranks, store, view, parts[ranks.rank :: ranks.world_size]):
+            done = min(done + len(store.pictures(part)) * ranks.world_size, total)
+            listener.prepared("views shown to the teacher", done, total)
     ranks.wait()
     answers = torch.cat([(store.read_whole() or store.read(store.parts)).features for store in stores])
     ranks.wait()

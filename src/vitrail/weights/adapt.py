@@ -131,6 +131,16 @@ def join_heads(checkpoint: Checkpoint) -> Checkpoint:
     return replace(checkpoint, config=replace(checkpoint.config, distilled=False), tensors=tensors)
 
 
+def split_heads(checkpoint: Checkpoint) -> Checkpoint:
+    """The inverse of `join_heads`, for training by labels and by a teacher: the mean of the logits stays as it is."""
+    config = checkpoint.config
+    weights = [2 * half for half in checkpoint.tensors["head.weight"].chunk(2, dim=1)]
+    tensors = dict(checkpoint.tensors)
+    for head, weight in zip(HEADS, weights, strict=True):
+        tensors |= {f"{head}weight": weight.contiguous(), f"{head}bias": checkpoint.tensors["head.bias"].clone()}
+    return replace(checkpoint, config=replace(config, distilled=True), tensors=tensors)
+
+
 def without_trust(checkpoint: Checkpoint, why: str) -> Checkpoint:
     """What a calibration found of a model does not hold for another one."""
     if checkpoint.trust is None:
