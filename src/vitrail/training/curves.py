@@ -160,6 +160,7 @@ class Choice(NamedTuple):
 
     metric: str  # "loss", or one of the objective's metrics
     higher: bool  # whether higher is better
+    keeps_last: bool = False  # the metric is only shown, and the last epoch is kept
 
     def rank(self, loss: float | None, metrics: Mapping[str, float]) -> float:
         """What is highest for the best epoch; nothing is lower than an epoch without the metric."""
@@ -171,7 +172,7 @@ class Choice(NamedTuple):
 
         Among equally good ones, the later wins, unless its loss has risen, which means that it has overfitted.
         """
-        return rank > best or (rank == best and loss <= OVERFITTED * lowest_loss)
+        return self.keeps_last or rank > best or (rank == best and loss <= OVERFITTED * lowest_loss)
 
     @property
     def title(self) -> str:
@@ -247,7 +248,7 @@ def draw_curves(
         top = values[evaluated.index(best)]
         metric.plot(places, values, color=ACCENT)
         metric.plot([best.epoch], [top], "o", color=ACCENT)
-        chosen = ", which it chose" if len(evaluated) > 1 else ""
+        chosen = ", which it chose" if len(evaluated) > 1 and not choice.keeps_last else ""
         reached = f"{top:.2f} %" if percent else f"{top:.4g}"
         metric.set_title(f"validation {choice.title}: {reached} at epoch {best.epoch}{chosen}", fontsize=10)
         metric.set_ylabel("%" if percent else choice.title)

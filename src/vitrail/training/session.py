@@ -14,6 +14,7 @@ from vitrail.training.cost import Measured
 from vitrail.training.folds import carry_out_folds, settle_folds
 from vitrail.training.listener import Listener
 from vitrail.training.plan import settle
+from vitrail.training.pretraining import carry_out_pretraining
 from vitrail.training.recipes import ask_for
 from vitrail.training.run import carry_out
 from vitrail.training.run_data import reopen_data, report_replaced
@@ -69,6 +70,8 @@ def carry_out_run(
 ) -> tuple[Run, Predictor]:
     """Train and measure whatever the run consists of."""
     selection = setup.config.selection
+    if setup.config.pretrains:
+        return carry_out_pretraining(setup, ranks, folder, listener, resume=resume)
     if selection.search is not None:
         return carry_out_search(setup, ranks, folder, listener, resume=resume)
     make = carry_out if selection.folds is None else carry_out_folds
