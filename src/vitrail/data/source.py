@@ -261,7 +261,7 @@ class Dataset:
     @property
     def described_outputs(self) -> str:
         """How many classes, labels or values there are, in words."""
-        return counted(len(self.classes), self.labelling.noun)
+        return counted(len(self.classes), self.labelling.noun) if self.task != NO_TASK else self.labelling.what
 
     def require_classes(self, what: str) -> None:
         """Raise unless each picture has one class, which `what` needs."""

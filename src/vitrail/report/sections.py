@@ -30,7 +30,7 @@ from vitrail.evaluation.measurement import Measurement
 from vitrail.evaluation.robustness import Robustness
 from vitrail.registry import NO_TASK, labels_of
 from vitrail.tasks.task import make_task
-from vitrail.training.curves import Choice, EpochRow, best_row
+from vitrail.training.curves import Choice, EpochRow, best_row, with_metric
 from vitrail.wording import SHARES, counted, cut, name_metric, show_metric
 
 STYLES = ("first", "second", "third", "fourth")  # of curves
@@ -155,7 +155,7 @@ def check_blocks(record: CheckRecord | None, data: str) -> list[Block]:
 def training_section(rows: Sequence[EpochRow], rates: dict[str, float], took: str, choice: Choice) -> Section:
     """Loss, validation metrics and learning rates; `rates` are the highest of each group of weights."""
     losses = [(row.epoch, row.val_loss) for row in rows if row.val_loss is not None]
-    evaluated = [row for row in rows if row.val_loss is not None and row.metrics]
+    evaluated = with_metric([row for row in rows if row.val_loss is not None and row.metrics], choice)
     curves = [Curve("training", [(row.epoch, row.train_loss) for row in rows])]
     curves += [Curve("validation", losses, style="second")] if losses else []
     plots, text = [Plot("Loss", curves)], f"{took}."

@@ -205,6 +205,11 @@ def best_row(evaluated: Sequence[EpochRow], choice: Choice) -> EpochRow:
     return best
 
 
+def with_metric(evaluated: Sequence[EpochRow], choice: Choice) -> list[EpochRow]:
+    """The epochs whose metric is known; some are measured only now and then."""
+    return [row for row in evaluated if math.isfinite(_value(row, choice))]
+
+
 def learning_rates(model: nn.Module, config: TrainConfig, depth: int) -> dict[str, float]:
     """The highest learning rate of each group of weights by its name: the optimiser, and their layers.
 
@@ -242,11 +247,12 @@ def draw_curves(
     if evaluated:
         places = [row.epoch for row in evaluated]
         loss.plot(places, [row.val_loss for row in evaluated], color=ACCENT, label="validation", **dots)
-        best = best_row(evaluated, choice)
+        measured = with_metric(evaluated, choice) or evaluated
+        best = best_row(measured, choice)
         percent = choice.metric in SHARES
-        values = [100 * value if percent else value for value in (_value(row, choice) for row in evaluated)]
-        top = values[evaluated.index(best)]
-        metric.plot(places, values, color=ACCENT)
+        values = [100 * value if percent else value for value in (_value(row, choice) for row in measured)]
+        top = values[measured.index(best)]
+        metric.plot([row.epoch for row in measured], values, color=ACCENT)
         metric.plot([best.epoch], [top], "o", color=ACCENT)
         chosen = ", which it chose" if len(evaluated) > 1 and not choice.keeps_last else ""
         reached = f"{top:.2f} %" if percent else f"{top:.4g}"

@@ -1,7 +1,7 @@
 """Masked pre-training (MAE): which patches are hidden, the loss of their pixels, and a probe of the features.
 
-Only visible patches go through the encoder; a light decoder (`model/decoder.py`) predicts the pixels of the others. As
-everything random in a run, the hidden patches follow from (seed, epoch, sample), on any number of ranks; those of
+Only visible patches go through the encoder; a light decoder (`model/mae_decoder.py`) predicts the pixels of the others.
+As everything random in a run, the hidden patches follow from (seed, epoch, sample), on any number of ranks; those of
 validation are always the same. A stem of convolutions looks beyond its patch, so that hidden pixels are replaced by the
 mean before it: otherwise visible patches would know the edges of hidden ones.
 """
@@ -20,7 +20,7 @@ from vitrail.data.source import join_sources
 from vitrail.errors import ConfigError, suggest
 from vitrail.evaluation.probe import FeatureSet, knn
 from vitrail.model import PatchStem, ViT, ViTConfig
-from vitrail.model.decoder import Decoder, DecoderConfig, cut_patches, decoder_for, join_patches
+from vitrail.model.mae_decoder import EXTRAS, Decoder, DecoderConfig, cut_patches, decoder_for, join_patches
 from vitrail.model.parts import Pair
 from vitrail.model.patch_embed import take_patches
 from vitrail.registry import labels_of
@@ -29,7 +29,6 @@ from vitrail.training.config import Pretraining, TrainConfig
 from vitrail.training.curves import Choice
 from vitrail.training.setup import Setup
 
-DECODER = "decoder."  # prefix of the decoder's tensors among the extras of a checkpoint
 EPS = 1e-6  # of the variance of a patch
 KNN, PROBED = "knn_accuracy", "probe"  # the metric, and the split of its pictures
 BANK, ASKED = 2000, 1000  # training pictures that vote, and validation pictures that are classified, at most
@@ -59,7 +58,7 @@ def masked_choice(config: TrainConfig, *, probes: bool) -> Choice:
 def build_decoder(encoder: ViTConfig, settings: Pretraining, beside: Mapping[str, Tensor], seed: int) -> Decoder:
     """The decoder of the run: the one beside the encoder's weights if that is asked for, or else a new one."""
     size = decoder_for(encoder, settings.decoder_width, settings.decoder_depth)
-    stored = {name.removeprefix(DECODER): tensor for name, tensor in beside.items() if name.startswith(DECODER)}
+    stored = {name.removeprefix(EXTRAS): tensor for name, tensor in beside.items() if name.startswith(EXTRAS)}
     asked = (settings.decoder_width, settings.decoder_depth)
     own = _size_of(stored) if stored else size
     with torch.random.fork_rng(devices=[]):  # the same whenever it is built

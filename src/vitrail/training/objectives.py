@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from vitrail.data import Batch
 from vitrail.data.loader import Loader
 from vitrail.errors import ConfigError, DataError, suggest
+from vitrail.model.mae_decoder import EXTRAS
 from vitrail.ranks import Ranks
 from vitrail.tasks.task import Task
 from vitrail.training.balance import METRIC, has_uneven_classes, make_goal
@@ -28,7 +29,6 @@ from vitrail.training.gradients import Outcome, move
 from vitrail.training.listener import Listener
 from vitrail.training.lora import adapted_layers, merged, write_adapter
 from vitrail.training.masked import (
-    DECODER,
     KNN,
     PROBED,
     Probe,
@@ -304,7 +304,7 @@ class Masked(Objective):
         return super().summarize(parts) if self._probe is None else {"loss": 0.0, KNN: self._probe.accuracy(parts)}
 
     def extras(self) -> Mapping[str, Tensor]:
-        return {f"{DECODER}{name}": tensor for name, tensor in self.decoder.state_dict().items()}
+        return {EXTRAS + name: tensor for name, tensor in self.decoder.state_dict().items()}
 
 
 def check_loss(name: str, task: Task) -> str:

@@ -14,7 +14,6 @@ from vitrail.training.cost import Measured
 from vitrail.training.folds import carry_out_folds, settle_folds
 from vitrail.training.listener import Listener
 from vitrail.training.plan import settle
-from vitrail.training.pretraining import carry_out_pretraining
 from vitrail.training.recipes import ask_for
 from vitrail.training.run import carry_out
 from vitrail.training.run_data import reopen_data, report_replaced
@@ -22,6 +21,7 @@ from vitrail.training.run_folder import SPLIT, Run, RunLock, begin, check_shared
 from vitrail.training.setup import Setup, prepare_run
 from vitrail.training.snapshots import LAST
 from vitrail.training.trials import carry_out_search, settle_search
+from vitrail.training.unlabelled_run import carry_out_pretraining
 
 
 def train(config: TrainConfig, folder: str | Path, listener: Listener | None = None) -> Run:

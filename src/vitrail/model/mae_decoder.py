@@ -21,6 +21,7 @@ from vitrail.model.patch_embed import take_patches
 from vitrail.model.positions import sincos_positions
 
 HEAD_SIZE = 32  # features of each of its heads, as in the paper
+EXTRAS = "decoder."  # prefix of a decoder's tensors among the extras of a checkpoint
 WIDEST, DEEPEST = 512, 8  # of the decoders that are chosen, the paper's for ViT-B and larger
 
 
