@@ -69,8 +69,8 @@ def read(raw: Raw, hints: Hints) -> Checkpoint:
         raise WeightsError(f"{raw.path} has no tensor {family.patches}, which every {family.kind} model has.")
     model = family.find_model(raw.tensors, prefix)
     tensors, extras, remarks = _separate(raw.tensors, family, model, prefix)
-    for spelling in model.decoders:
-        if decoder := read_decoder(raw.tensors, spelling, stated):
+    for names in model.decoders:
+        if decoder := read_decoder(raw.tensors, names, stated):
             extras, remarks = {**extras, **decoder}, (KEPT,)
     if model.refused and hints.pooling is None:
         raise WeightsError(f"{raw.path}: {model.refused}.")

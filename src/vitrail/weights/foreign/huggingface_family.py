@@ -15,7 +15,7 @@ from vitrail.errors import WeightsError, shorten
 from vitrail.model import BlockConfig, PositionConfig, Rates, ViTConfig
 from vitrail.model.parts import NoRelative, RelativeBias, Rope
 from vitrail.weights import keys
-from vitrail.weights.foreign.mae import Spelling
+from vitrail.weights.foreign.mae import DecoderNames
 from vitrail.weights.formats import COMMON, Check, Holds, activations, anything, only, refusals
 from vitrail.weights.keys import KEYLESS, Form, Names, Rule, Spelling, prefix_parts, torch_spelling
 from vitrail.weights.sidecars import Settings
@@ -63,7 +63,7 @@ class Model:
     unused: tuple[str, ...] = ()
     kept: tuple[str, ...] = ()
     left_out: tuple[str, ...] = ()
-    decoders: tuple[Spelling, ...] = ()
+    decoders: tuple[DecoderNames, ...] = ()
     remark: str = ""
     refused: str = ""
     nested: bool = False

@@ -21,27 +21,27 @@ KEPT = "the decoder of masked pictures is kept beside the model, for pre-trainin
 OTHERS = {"embed": "decoder_embed", "norm": "decoder_norm", "predict": "decoder_pred", "mask_token": "mask_token"}
 
 
-class Spelling(NamedTuple):
+class DecoderNames(NamedTuple):
     """What a library calls the parts of a decoder."""
 
     prefix: str
     names: Names  # our modules → theirs
 
 
-def spell(prefix: str, blocks: str, block: Names) -> Spelling:
-    """The spelling of a library with these names of blocks, which end with a dot, and of the modules in them."""
+def spell(prefix: str, blocks: str, block: Names) -> DecoderNames:
+    """The names in a library with these names of blocks, which end with a dot, and of the modules in them."""
     others = {ours: prefix + theirs for ours, theirs in OTHERS.items()}
-    return Spelling(prefix, {**others, **under("blocks.{}", prefix + blocks, block)})
+    return DecoderNames(prefix, {**others, **under("blocks.{}", prefix + blocks, block)})
 
 
 def read_decoder(
-    tensors: Mapping[str, Tensor], spelling: Spelling, settings: Mapping[str, Any] | None = None
+    tensors: Mapping[str, Tensor], theirs: DecoderNames, settings: Mapping[str, Any] | None = None
 ) -> dict[str, Tensor]:
     """A decoder as the extras of a checkpoint; nothing if it is not the paper's.
 
     `settings` may say how many heads it has.
     """
-    prefix = spelling.prefix
+    prefix = theirs.prefix
     pattern = re.escape(prefix) + r"(decoder_|mask_token$)"
     own = {name: tensor for name, tensor in tensors.items() if re.match(pattern, name)}
     positions = own.pop(f"{prefix}decoder_pos_embed", None)
@@ -57,7 +57,7 @@ def read_decoder(
     try:
         with torch.device("meta"):
             decoder = Decoder(encoder, DecoderConfig(width=width, depth=depth))
-        rules = [rule for name in decoder.state_dict() if (rule := rule_of(name, spelling.names)) is not None]
+        rules = [rule for name in decoder.state_dict() if (rule := rule_of(name, theirs.names)) is not None]
         return {EXTRAS + name: tensor for name, tensor in read_tensors(rules, own).items()}
     except VitrailError:  # other keys than the paper's: what computes something else is not read
         return {}
