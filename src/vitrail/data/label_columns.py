@@ -63,7 +63,7 @@ class LabelColumns:
     def table(self, names: tuple[str, ...]) -> Labels:
         """The labels of all rows, for outputs in this order."""
         if self.kind in ("values", "none"):
-            return np.array(self.rows, dtype=np.float32).reshape(-1, len(names))
+            return np.array(self.rows, dtype=np.float32).reshape(len(self.rows), len(names))
         known = set(names)
         if self.kind == "set":  # a label that only unused samples have is none
             return encode_sets(([name for name in row if name in known] for row in self.rows), names)

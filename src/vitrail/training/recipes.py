@@ -281,6 +281,9 @@ def read_changes(
         changes.setdefault("method", PRETRAINED_BY)
     if changes.get("search") is not None:
         parse_search(changes["search"])
+    if verb == "pretrain" and (named := changes.get("recipe")) in RECIPES and not RECIPES[named]().pretrains:
+        own = " or ".join(name for name, make in RECIPES.items() if make().pretrains)
+        raise ConfigError(f"the recipe {named!r} learns from labels; take {own}, or vitrail train.")
     if verb != "resume":  # whose config is that of the run
         base = RECIPES[name]() if (name := changes.get("recipe")) in RECIPES else TrainConfig()
         asked = with_start(base, {name: value for name, value in changes.items() if (name, value) not in NO_FILES})
@@ -301,11 +304,9 @@ def _refuse_other_verb(verb: str, config: TrainConfig) -> None:
         raise ConfigError(
             f"{config.recipe or 'the config'!r} learns from pictures without labels; use vitrail pretrain."
         )
-    if not config.pretrains:
-        if verb == "pretrain":
-            raise ConfigError("`method='none'` learns from labels; use vitrail train.")
-        return
-    for name in FOR_LABELS:
+    if verb == "pretrain" and not config.pretrains:
+        raise ConfigError("`method='none'` learns from labels; use vitrail train.")
+    for name in FOR_LABELS if config.pretrains else ():
         value = read_field(config, name)
         if value != read_field(TrainConfig(), name):
             raise ConfigError(f"pre-training has no use for `{name}={value!r}`, which is for labels; omit it.")
