@@ -1,5 +1,6 @@
 """Masked pre-training: which patches are hidden, what is learned, and that no hidden pixel is seen."""
 
+import signal
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -8,15 +9,19 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file
 
+from fuzzing import in_fuzz_only
+from processes import run, run_ranks
 from vitrail.data import Batch
 from vitrail.errors import ConfigError
 from vitrail.model import ConvStem, RelativeBias, Rope, ViT, ViTConfig
 from vitrail.model.mae_decoder import Decoder, DecoderConfig, cut_patches, decoder_for, join_patches
 from vitrail.model.variants import variant
 from vitrail.ranks import Ranks
-from vitrail.training import TrainConfig, recipe
+from vitrail.training import TrainConfig, recipe, train
 from vitrail.training.config import Pretraining, apply_changes
+from vitrail.training.curves import read_rows
 from vitrail.training.loop import Trainer
 from vitrail.training.masked import (
     Probe,
@@ -28,8 +33,11 @@ from vitrail.training.masked import (
     reconstruct,
 )
 from vitrail.training.objectives import Masked, make_objective
+from vitrail.training.run_folder import read_run
 from vitrail.training.setup import Setup, open_training_data, prepare_run
 from vitrail.weights.native import read_native
+
+from .victims import train_until_killed
 
 TINY = ViTConfig(image_size=16, patch_size=4, width=32, depth=2, heads=2, num_classes=0)
 CONV = replace(
@@ -293,3 +301,43 @@ def test_what_the_decoder_does_not_read_is_not_trained(make_setup: Callable[...,
     loss = objective(objective.blank(torch.device("cpu"))).loss
     loss.backward()
     assert all(weight.grad is not None for weight in objective.trained())
+
+
+# In processes of their own ------------------------------------------------------------------------------------------
+
+PLAIN = {"optimizer": "sgd", "lr": 0.05, "epochs": 2, "ema": 0.9, "micro_batch": 16, "batch_size": 128, "clip": 1.0}
+
+
+def best_of(folder: Path) -> dict[str, torch.Tensor]:
+    return load_file(folder / "weights" / "best.safetensors")
+
+
+@in_fuzz_only
+@pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
+def test_two_ranks_equal_one(strategy: str, tmp_path: Path) -> None:
+    alone = train(config_of(**PLAIN), tmp_path / "one")
+    assert run_ranks(train_until_killed, config_of(strategy=strategy, **PLAIN), tmp_path / "two") == [0, 0]
+    one, two = best_of(tmp_path / "one"), best_of(tmp_path / "two")
+    assert one.keys() == two.keys()
+    assert any(name.startswith("extra.decoder.") for name in one)
+    for name, tensor in one.items():
+        torch.testing.assert_close(tensor, two[name], rtol=1e-3, atol=2e-5)
+    together = read_run(tmp_path / "two")
+    assert alone.val is not None
+    assert together.val is not None
+    assert together.val.loss == pytest.approx(alone.val.loss, rel=1e-3)
+    assert together.val.metrics["knn_accuracy"] == pytest.approx(alone.val.metrics["knn_accuracy"], abs=0.02)
+
+
+@in_fuzz_only
+def test_a_killed_run_ends_with_the_same_bits(tmp_path: Path) -> None:
+    config = config_of(epochs=3, batch_size=128, save_minutes=1e-4, ema=0.9)
+    assert run(train_until_killed, config, tmp_path / "whole") == 0
+    assert run(train_until_killed, config, tmp_path / "killed", 13) == -signal.SIGKILL
+    assert run(train_until_killed, config, tmp_path / "killed") == 0
+    whole, killed = best_of(tmp_path / "whole"), best_of(tmp_path / "killed")
+    assert all(torch.equal(tensor, killed[name]) for name, tensor in whole.items())
+    rows, others = (read_rows(tmp_path / name / "results.csv") for name in ("whole", "killed"))
+    assert [(row.train_loss, row.val_loss, row.metrics) for row in rows] == [
+        (row.train_loss, row.val_loss, row.metrics) for row in others
+    ]

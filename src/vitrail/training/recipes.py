@@ -218,6 +218,7 @@ def mae_small() -> TrainConfig:
         start=Start(model="cifar-small"),
         optim=replace(paper.optim, lr=1e-3, clip=1.0),
         schedule=Schedule(epochs=200),
+        source=DataConfig(val_rate=0.05),
     )
 
 
