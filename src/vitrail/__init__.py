@@ -44,6 +44,7 @@ if TYPE_CHECKING:
     from vitrail.verbs.inspect import summary as summary
     from vitrail.verbs.models import models as models
     from vitrail.verbs.predict import predict as predict
+    from vitrail.verbs.pretrain import pretrain as pretrain
     from vitrail.verbs.push import push as push
     from vitrail.verbs.run_job import run_job as run_job
     from vitrail.verbs.scores import Evaluation as Evaluation

@@ -110,7 +110,8 @@ def _exists(folder: str, name: str) -> bool:
     return (Path(folder) / name).exists()
 
 
-SHARES = frozenset({"accuracy", "balanced_accuracy", "exact_match"})  # metrics that are read in per cent
+# Metrics that are read in per cent.
+SHARES = frozenset({"accuracy", "balanced_accuracy", "exact_match", "knn_accuracy"})
 
 
 METRIC_NAMES = {
@@ -120,6 +121,7 @@ METRIC_NAMES = {
     "mae": "MAE",
     "rmse": "RMSE",
     "r2": "R²",
+    "knn_accuracy": "kNN accuracy",
 }
 
 

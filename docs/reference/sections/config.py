@@ -34,13 +34,15 @@ from vitrail.tasks.number import Number, NumberTrust
 from vitrail.tasks.one import LabelSets, One, OneTrust
 from vitrail.tasks.several import MissRates, Several, SeveralTrust
 from vitrail.tasks.task import Task, Trust
-from vitrail.training.config import Distill, Machine, Optim, Schedule, Selection, Start, TrainConfig
+from vitrail.training.config import Distill, Machine, Optim, Pretraining, Schedule, Selection, Start, TrainConfig
 from vitrail.weights.infer import Hints
 from vitrail.weights.metadata import Metadata, Origin
 
 # Section of a page → the dataclasses in it.
 GROUPS: dict[str, tuple[type[Any], ...]] = {
-    "training": (TrainConfig, Start, Optim, Schedule, Machine, Augment, DataConfig, Columns, Selection, Distill),
+    "training": (
+        *(TrainConfig, Start, Optim, Schedule, Machine, Augment, DataConfig, Columns, Selection, Distill, Pretraining),
+    ),
     "model": (
         *(ViTConfig, BlockConfig, PositionConfig, NoRelative, Rope, RelativeBias, Rates),
         *(PatchStem, ConvStem, ResNetStem),

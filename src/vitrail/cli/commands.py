@@ -35,6 +35,7 @@ MODEL_HELP = "The checkpoint; every positional argument is then a picture [defau
 # Config → the heading of its flags in `--help`, in this order, after those of the verb itself.
 HEADINGS = {
     "Start": "Model",
+    "Pretraining": "Masked patches",
     "Optim": "Optimiser",
     "Schedule": "Schedule",
     "Augment": "Augmentation",
@@ -293,9 +294,11 @@ def _settings(annotation: Any) -> dict[str, _Declared]:
     """The fields of configs that a verb takes as keywords, as flags."""
     from vitrail.verbs.keywords import configs_of
 
-    configs = configs_of(get_args(annotation)[0])
+    (taken,) = get_args(annotation)
+    configs = configs_of(taken)
     by_recipe = any(config.__name__ == "Start" for config in configs)
-    fields = optional_fields(*configs, default="the recipe's, else {}" if by_recipe else "{}")
+    default = "the recipe's, else {}" if by_recipe else "{}"
+    fields = optional_fields(*configs, default=default, only=taken.__annotations__)
     return {"settings": _Declared(Annotated[fields, Parameter(name="*")], default=fields())}
 
 
@@ -306,16 +309,21 @@ class _Unchecked:
         return {"type": "any"}
 
 
-def optional_fields(*configs: type[Any], default: str = "the recipe's, else {}") -> type[Any]:
+def optional_fields(
+    *configs: type[Any], default: str = "the recipe's, else {}", only: Iterable[str] | None = None
+) -> type[Any]:
     """A dataclass with every field of the configs, unset by default, with the configs' own help texts.
 
-    `default` says what holds for a flag that is not passed; the braces are the field's own default.
+    `default` says what holds for a flag that is not passed; the braces are the field's own default. A verb may take
+    `only` some of the fields.
     """
     fields: list[tuple[str, Any, Any]] = []
     for config in configs:
         hints, texts = get_type_hints(config), field_texts(config)
         group = Group(HEADINGS[config.__name__], sort_key=10 + list(HEADINGS).index(config.__name__))
         for field in dataclasses.fields(config):
+            if only is not None and field.name not in only:
+                continue
             shown = "" if field.default in (dataclasses.MISSING, None) else as_typed(field.default)
             text = texts.get(field.name, "")
             if shown and shown != "False" and "[default:" not in text:

@@ -8,7 +8,7 @@ from typing import Literal
 
 from vitrail.cache import cache_folder
 from vitrail.errors import ConfigError, shorten, suggest
-from vitrail.registry import TASKS, LabelKind, labels_of
+from vitrail.registry import NO_TASK, TASKS, LabelKind, labels_of
 from vitrail.schema import IF_USED, validate
 from vitrail.storage import refuse_secrets
 
@@ -55,7 +55,7 @@ class DataConfig:
     one are in the same split, and in the same fold."""
     task: str = field(default=AUTO, metadata=IF_USED)
     """What is learned of each picture: one (its class), several (all labels that apply), number (one or more measured
-    values), or auto: what the labels look like."""
+    values), none (labels are not read, for vitrail pretrain), or auto: what the labels look like."""
     separator: str | None = field(default=None, metadata=IF_USED)
     """For several labels in one cell of a table: what stands between them [default: found, if it is one of , ; |]."""
 
@@ -69,10 +69,9 @@ class DataConfig:
                 raise ConfigError("split_file must be a path, without a NUL character.")
 
     def _check_task(self) -> None:
-        if self.task != AUTO and self.task not in TASKS:
-            raise ConfigError(
-                f"must be a task; got {shorten(self.task)}; {suggest(self.task, (AUTO, *TASKS))}", field="task"
-            )
+        if self.task not in (AUTO, NO_TASK, *TASKS):
+            known = (AUTO, *TASKS, NO_TASK)
+            raise ConfigError(f"must be a task; got {shorten(self.task)}; {suggest(self.task, known)}", field="task")
         if self.separator is not None and (not self.separator or self.label_kind not in (None, "set")):
             raise ConfigError(
                 f"stands between several labels in one cell, so it must be a text, and goes with `task=several`; got "

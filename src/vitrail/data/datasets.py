@@ -90,6 +90,8 @@ def _check_groups(dataset: Dataset, column: str) -> None:
 
 def _with_task(dataset: Dataset, config: DataConfig) -> Dataset:
     """The data for the task that was requested, which must be one for such labels."""
+    if config.label_kind == "none":
+        dataset = dataset.without_labels()
     if config.label_kind not in (None, labels_of(dataset.task)):
         raise DataError(f"{dataset.name}: has {dataset.labelling.what}, which `task={config.task}` cannot learn.")
     if config.separator is not None and labels_of(dataset.task) != "set":

@@ -40,7 +40,7 @@ class LabelColumns:
 
     def encode(self, where: str, parts: Mapping[str, Integers]) -> tuple[tuple[str, ...], Labels]:
         """The names of the outputs, which the splits must agree on, and the labels of all rows."""
-        if self.outputs:
+        if self.outputs or self.kind == "none":
             return self.outputs, self.table(self.outputs)
         used = {
             split: [name for index in indices.tolist() for name in self._names(index)]
@@ -62,8 +62,8 @@ class LabelColumns:
 
     def table(self, names: tuple[str, ...]) -> Labels:
         """The labels of all rows, for outputs in this order."""
-        if self.kind == "values":
-            return np.array(self.rows, dtype=np.float32).reshape(-1, len(names))
+        if self.kind in ("values", "none"):
+            return np.array(self.rows, dtype=np.float32).reshape(len(self.rows), len(names))
         known = set(names)
         if self.kind == "set":  # a label that only unused samples have is none
             return encode_sets(([name for name in row if name in known] for row in self.rows), names)
@@ -87,6 +87,11 @@ def read_labels(
     if holds_lists:
         return _read_lists(where, name, values, config.label_kind, class_names)
     return _read_one(where, name, values, config, class_names)
+
+
+def no_labels(count: int) -> LabelColumns:
+    """Of so many rows whose labels are not read."""
+    return LabelColumns(kind="none", rows=[()] * count)
 
 
 def read_values(where: str, columns: Mapping[str, Sequence[Any]]) -> LabelColumns:

@@ -17,7 +17,7 @@ from vitrail.data.pixels import Picture
 from vitrail.data.preprocess import Preprocess, Range, preset
 from vitrail.data.split import UNUSED, split_samples, stratify
 from vitrail.errors import DataError, list_names, shorten
-from vitrail.registry import labels_of
+from vitrail.registry import NO_TASK, labels_of
 from vitrail.rng import Integers
 from vitrail.storage import FileState, is_address
 from vitrail.threads import in_chunks
@@ -261,7 +261,7 @@ class Dataset:
     @property
     def described_outputs(self) -> str:
         """How many classes, labels or values there are, in words."""
-        return counted(len(self.classes), self.labelling.noun)
+        return counted(len(self.classes), self.labelling.noun) if self.task != NO_TASK else self.labelling.what
 
     def require_classes(self, what: str) -> None:
         """Raise unless each picture has one class, which `what` needs."""
@@ -305,6 +305,11 @@ class Dataset:
             raise DataError(f"{self.name}: has no split {name!r}; got {_sizes(self.splits)}.")
         return self.splits[name]
 
+    def without_labels(self) -> "Dataset":
+        """The same pictures, for what needs no labels."""
+        splits = {name: _without_labels(source) for name, source in self.splits.items()}
+        return replace(self, splits=splits, classes=(), task=NO_TASK, assumed=())
+
     def with_validation(self, rate: float = 0.1, seed: int = 0) -> "Dataset":
         """The same data with a validation split: its own, or else a stratified part of the training pictures."""
         if "val" in self.splits:
@@ -335,6 +340,12 @@ class Dataset:
             splits[name] = source.select(parts["train"])
             unused += self.cells(source, parts["unused"].tolist())
         return replace(self, splits=splits, unused=(*self.unused, *unused), made_split=True)
+
+
+def _without_labels(source: Source) -> Source:
+    part = source.select(np.arange(len(source)))
+    part.labels = as_labels(np.zeros((len(source), 0), dtype=np.float32))
+    return part
 
 
 def split_dataset(

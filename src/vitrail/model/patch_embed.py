@@ -150,8 +150,11 @@ class Embed(nn.Module):
         learned = POSITIONS[config.positions.kind].shape(config)
         self.positions = None if learned is None else nn.Parameter(torch.empty(learned))
 
-    def forward(self, images: Tensor, mask: Tensor | None = None) -> Embedded:
-        """Tokens (B, N, D), and the mask over all tokens if one over the patches, (B, h·w) or (B, h, w), was given."""
+    def forward(self, images: Tensor, mask: Tensor | None = None, visible: Tensor | None = None) -> Embedded:
+        """Tokens (B, N, D), and the mask over all tokens if one over the patches, (B, h·w) or (B, h, w), was given.
+
+        With `visible` (B, n), the numbers of some patches of each picture, only these become tokens, in that order.
+        """
         grid = self.grid_of(images)
         layout = Layout(grid)
         pixels = self.stem(images if self.config.stem.kind == "patch" else pixel_by_pixel(images))
@@ -163,9 +166,12 @@ class Embed(nn.Module):
             patches = patches + patch_positions
         if mask is not None:
             mask = _check_mask(mask, patches)
-        if self.training and self.config.rates.patch:
-            patches, mask, kept = drop_patches(patches, mask, self.config.rates.patch)
-            layout = Layout(grid, layout.where(patches.device)[0][kept])
+        if visible is not None:
+            patches = take_patches(patches, visible)
+        elif self.training and self.config.rates.patch:
+            patches, mask, visible = drop_patches(patches, mask, self.config.rates.patch)
+        if visible is not None:
+            layout = Layout(grid, layout.where(patches.device)[0][visible])
         return Embedded(self._join_prefix(patches, prefix_positions), self._extend(mask), (layout,))
 
     def _normalize(self, pixels: Tensor, norm: nn.Module) -> Tensor:  # (B, C, H, W)
@@ -216,18 +222,23 @@ def pixel_by_pixel(images: Tensor) -> Tensor:
     return images.contiguous(memory_format=torch.channels_last)
 
 
+def take_patches(patches: Tensor, chosen: Tensor) -> Tensor:  # (B, h·w, …) at (B, n) → (B, n, …)
+    """Chosen patches of each picture, by their numbers."""
+    return patches.gather(1, chosen[..., None].expand(-1, -1, patches.shape[-1]))
+
+
 def drop_patches(patches: Tensor, mask: Tensor | None, rate: float) -> tuple[Tensor, Tensor | None, Tensor]:
     """Keep a random share of each picture's (real) patches, and tell which: (B, kept).
 
     They know their positions, so their order is free.
     """
-    batch, count, width = patches.shape
+    batch, count, _ = patches.shape
     order = torch.rand(batch, count, device=patches.device)
     if mask is not None:
         order = order + ~mask  # padding comes last
     keep = max(1, round(count * (1.0 - rate)))
     kept = order.topk(keep, dim=1, largest=False, sorted=True).indices  # (B, keep)
-    patches = patches.gather(1, kept[..., None].expand(-1, -1, width))
+    patches = take_patches(patches, kept)
     if mask is not None:
         real = mask.sum(dim=1, keepdim=True).mul(1.0 - rate).round().clamp(min=1)  # (B, 1)
         mask = torch.arange(keep, device=mask.device) < real

@@ -121,9 +121,14 @@ def resample_positions(positions: Tensor, old: Pair, new: Pair, kernel: str) -> 
     return picture.flatten(2).transpose(1, 2).to(positions.dtype)
 
 
-def sincos_positions(grid: Pair, width: int, like: Tensor) -> Tensor:
-    """Fixed 2-D positions: sin and cos of x and of y, each at width / 4 frequencies (big_vision's form)."""
-    frequencies = 10_000.0 ** -torch.linspace(0, 1, width // 4, device=like.device)
+def sincos_positions(grid: Pair, width: int, like: Tensor, *, endpoint: bool = True) -> Tensor:
+    """Fixed 2-D positions: sin and cos of x and of y, each at width / 4 frequencies.
+
+    The slowest of them is 1 / 10000 (big_vision's form), or without `endpoint` the next would be (MAE's).
+    """
+    count = width // 4
+    last = 1.0 if endpoint else (count - 1) / count
+    frequencies = 10_000.0 ** -torch.linspace(0, last, count, device=like.device)
     y, x = torch.meshgrid(*(torch.arange(side, device=like.device) for side in grid), indexing="ij")
     angles_x, angles_y = (axis.flatten()[:, None] * frequencies for axis in (x, y))  # each (h·w, D/4)
     return torch.cat([angles_x.sin(), angles_x.cos(), angles_y.sin(), angles_y.cos()], dim=1)[None].to(like.dtype)

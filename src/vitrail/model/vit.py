@@ -90,6 +90,15 @@ class ViT(nn.Module):
         """
         return self.finish(self.encode(self.embed_images(images, mask))[0])
 
+    def visible_tokens(self, images: Tensor, visible: Tensor) -> Tensor:
+        """Tokens (B, prefix + n, D) of a forward pass that sees only some patches, `visible` (B, n) by their numbers.
+
+        They went through the last norm, even where the pooling comes before it.
+        """
+        tokens, mask, layouts = self.embed(images, visible=visible)
+        tokens, _ = self.encode(Embedded(self._enter(tokens), mask, layouts))
+        return tokens if self.norm is None else self.norm(tokens)
+
     def trace(
         self,
         images: Tensor | Sequence[Tensor],

@@ -19,7 +19,7 @@ from vitrail.evaluation.robustness import Robustness
 from vitrail.machine import environment
 from vitrail.prediction import Predictor, load
 from vitrail.progress import Progress, silent
-from vitrail.report.command_lines import data_arguments, eval_commands, run_commands
+from vitrail.report.command_lines import data_arguments, eval_commands, pretraining_commands, run_commands
 from vitrail.report.comparison_sections import folds_fact, folds_section, search_section, teacher_section
 from vitrail.report.insights import attention_section, picture_sections, trust_sections
 from vitrail.report.render import render_template, write_report
@@ -27,14 +27,16 @@ from vitrail.report.sections import (
     check_blocks,
     data_section,
     headline,
+    reconstruction_section,
     result_section,
     training_section,
     verdict,
 )
 from vitrail.schema import to_dict
 from vitrail.tasks.task import Task
-from vitrail.training.config import Selection
-from vitrail.training.curves import choice_of, learning_rates, read_rows
+from vitrail.training.config import Selection, TrainConfig
+from vitrail.training.curves import Choice, EpochRow, choice_of, learning_rates, read_rows
+from vitrail.training.masked import KNN, masked_choice
 from vitrail.training.run_folder import Run, chose_epoch, data_check, read_config, read_run, trained_on
 from vitrail.wording import counted, duration, word_arguments
 
@@ -54,6 +56,7 @@ class ReportContext:
     split_from: str = ""  # where the splits are from, if the data have none of their own
     compared: Run | None = None  # the run, if it has folds, is a search, or has a teacher
     held_out: Measurement | None = None  # what its folds have measured
+    pretrained: Sequence[Section] = ()  # of a run without labels: what it has to show
 
 
 def write_page(
@@ -74,8 +77,9 @@ def write_page(
         epochs, took = counted(rows[-1].epoch, "epoch"), duration(rows[-1].seconds)
         summary = f"{epochs} in {took}" + (f". Chosen: {word_arguments(config.chosen)}" if config.chosen else "")
         rates = learning_rates(predictor.model, config, predictor.model.config.depth)
-        sections.append(training_section(rows, rates, summary, choice_of(config, predictor.task)))
+        sections.append(training_section(rows, rates, summary, _choice_of(config, predictor.task, rows)))
         facts.append(Fact("training", took, epochs))
+    sections += context.pretrained
     if context.compared is not None:
         facts += [folds_fact(context.compared)] if context.compared.folds else []
         sections += _comparisons(context.compared, context.held_out)
@@ -89,9 +93,17 @@ def write_page(
     result = f"No pictures of {dataset.name} were held out, so the accuracy of this model is unknown."
     if measurement is not None:
         result = verdict(context.model, measurement)
+    elif context.pretrained:
+        result = f"{context.model} has learned from the pictures of {dataset.name} only, without their labels."
     sections += _last_sections(context)
     write_report(Report(f"{context.model} on {dataset.name}", result, sections, facts), path)
     return path
+
+
+def _choice_of(config: TrainConfig, task: Task, rows: Sequence[EpochRow]) -> Choice:
+    if config.pretrains:
+        return masked_choice(config, probes=any(KNN in row.metrics for row in rows))
+    return choice_of(config, task)
 
 
 def _comparisons(run: Run, held_out: Measurement | None) -> list[Section]:
@@ -185,7 +197,8 @@ def report_on_run(
     """
     config = read_config(folder)
     predictor = predictor or load(folder)
-    measurement = measurement or _measure(predictor, dataset, progress)
+    if not config.pretrains:
+        measurement = measurement or _measure(predictor, dataset, progress)
     paths: list[Path] = []
     if measurement is not None:
         measurement = replace(measurement, chose_epoch=chose_epoch(folder, config.data, measurement.split))
@@ -202,15 +215,18 @@ def report_on_run(
             numbers["folds"]["held_out"] = facts(held_out)
         write_facts(numbers, folder / "metrics.json")
     environment = _read_json(folder / "env.json")
+    data = data_arguments(config.data, config.source.data_dir)
+    make = pretraining_commands if config.pretrains else run_commands
     context = ReportContext(
         model=config.start.model or Path(config.start.weights or "").name,
-        commands=run_commands(folder, data_arguments(config.data, config.source.data_dir), environment, predictor.task),
+        commands=make(folder, data, environment, predictor.task),
         settings=to_dict(config),
         environment=environment,
         run=folder,
         check=check_blocks(read_record(folder / RECORD), config.data),
         compared=read_run(folder) if config.selection != Selection() or config.distill.teacher is not None else None,
         held_out=held_out,
+        pretrained=[reconstruction_section(folder)] if config.pretrains else (),
     )
     return [write_page(folder / REPORT, context, predictor, dataset, measurement), *paths]
 

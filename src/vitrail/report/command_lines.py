@@ -25,6 +25,19 @@ def run_commands(folder: Path, data: Sequence[str], environment: dict[str, Any],
     return {**before, **again, **model_commands(str(folder), data, task)}
 
 
+def pretraining_commands(folder: Path, data: Sequence[str], environment: dict[str, Any], task: Task) -> dict[str, str]:
+    """The command behind a run without labels, and what to do with its model."""
+    typed, source = as_typed(environment), str(folder)
+    return {
+        **({"the command that was run": typed} if typed else {}),
+        "pre-train again, from the same config": _join("pretrain", "--config", folder / "config.yaml"),
+        "train on pictures with labels": _join("train", "LABELLED_PICTURES", "--weights", source),
+        "measure its features on pictures with labels": _join("eval", source, "LABELLED_PICTURES", "--probe", "knn"),
+        "write the embeddings of pictures": _join("embed", source, PICTURES),
+        "go on with other pictures": _join("pretrain", "OTHER_PICTURES", "--weights", source),
+    }
+
+
 def eval_commands(
     source: str, data: Sequence[str], arguments: Mapping[str, Any], environment: dict[str, Any], task: Task
 ) -> dict[str, str]:

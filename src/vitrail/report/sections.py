@@ -2,10 +2,25 @@
 
 import math
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 
 import numpy as np
+from PIL import Image
 
-from vitrail.blocks import Block, Curve, Drawings, Fact, Numbers, Paragraph, Plot, Plots, Section, Table, encode_figure
+from vitrail.blocks import (
+    Block,
+    Curve,
+    Drawings,
+    EncodedPicture,
+    Fact,
+    Numbers,
+    Paragraph,
+    Plot,
+    Plots,
+    Section,
+    Table,
+    encode_figure,
+)
 from vitrail.data.check.findings import CheckRecord
 from vitrail.data.label_kinds import Labels
 from vitrail.data.source import Dataset
@@ -13,9 +28,9 @@ from vitrail.data.split import SPLITS
 from vitrail.evaluation import plots
 from vitrail.evaluation.measurement import Measurement
 from vitrail.evaluation.robustness import Robustness
-from vitrail.registry import labels_of
+from vitrail.registry import NO_TASK, labels_of
 from vitrail.tasks.task import make_task
-from vitrail.training.curves import Choice, EpochRow, best_row
+from vitrail.training.curves import Choice, EpochRow, best_row, with_metric
 from vitrail.wording import SHARES, counted, cut, name_metric, show_metric
 
 STYLES = ("first", "second", "third", "fourth")  # of curves
@@ -59,7 +74,7 @@ def data_section(dataset: Dataset, split_from: str = "", check: Sequence[Block] 
 
 def nouns_of(dataset: Dataset) -> tuple[str, str]:
     """What an output stands for: class, classes."""
-    return make_task(dataset.task).noun
+    return ("pictures", "pictures") if dataset.task == NO_TASK else make_task(dataset.task).noun
 
 
 def _count_table(dataset: Dataset, labels: Mapping[str, Labels]) -> Table:
@@ -72,7 +87,9 @@ def _count_table(dataset: Dataset, labels: Mapping[str, Labels]) -> Table:
     ]
     hidden = len(dataset.classes) - len(rows)
     note = f"The first {len(rows)} {nouns}; {hidden:,} more are counted in the last row." if hidden else ""
-    if any(each.ndim > 1 for each in labels.values()):
+    if dataset.task == NO_TASK:
+        rows.append(("all", *(f"{len(each):,}" for each in labels.values())))
+    elif any(each.ndim > 1 for each in labels.values()):
         rows.append(("no label", *(f"{int((~each.any(axis=1)).sum()):,}" for each in labels.values())))
         rows.append(("all pictures", *(f"{len(each):,}" for each in labels.values())))
     else:
@@ -138,7 +155,7 @@ def check_blocks(record: CheckRecord | None, data: str) -> list[Block]:
 def training_section(rows: Sequence[EpochRow], rates: dict[str, float], took: str, choice: Choice) -> Section:
     """Loss, validation metrics and learning rates; `rates` are the highest of each group of weights."""
     losses = [(row.epoch, row.val_loss) for row in rows if row.val_loss is not None]
-    evaluated = [row for row in rows if row.val_loss is not None and row.metrics]
+    evaluated = with_metric([row for row in rows if row.val_loss is not None and row.metrics], choice)
     curves = [Curve("training", [(row.epoch, row.train_loss) for row in rows])]
     curves += [Curve("validation", losses, style="second")] if losses else []
     plots, text = [Plot("Loss", curves)], f"{took}."
@@ -149,15 +166,29 @@ def training_section(rows: Sequence[EpochRow], rates: dict[str, float], took: st
         best = show_metric(
             choice.metric, kept.val_loss or 0.0 if choice.metric == "loss" else kept.metrics[choice.metric]
         )
-        text += f" The best validation {choice.title} is {best}, {when}"
-        chose = ", whose weights were kept: val chose the epoch, so its figures are slightly optimistic."
-        text += chose if len(evaluated) > 1 else "."
+        if choice.keeps_last:
+            text += f" The last epoch's weights are kept; their validation {choice.title} is {best}."
+        else:
+            text += f" The best validation {choice.title} is {best}, {when}"
+            chose = ", whose weights were kept: val chose the epoch, so its figures are slightly optimistic."
+            text += chose if len(evaluated) > 1 else "."
     if losses and rows[-1].train_loss > losses[-1][1]:
         text += (
             " The training loss is above validation's because it is averaged over each epoch, on augmented pictures."
         )
     plots.append(Plot("Learning rate", _rate_curves(rows, rates), named=True))
     return Section("Training", [Paragraph(text), Plots(plots)])
+
+
+def reconstruction_section(folder: Path) -> Section:
+    """What a model makes of hidden patches."""
+    about = "Held-out pictures, the patches that the model sees of them, and its predictions for the others."
+    path = folder / "reconstructions.jpg"
+    if not path.is_file():
+        return Section("Reconstructions", [Paragraph("There is no sheet of reconstructions.")])
+    with Image.open(path) as sheet:
+        drawn = EncodedPicture(data=path.read_bytes(), alt=about, width=sheet.width, height=sheet.height)
+    return Section("Reconstructions", [Paragraph(about), Drawings([drawn])])
 
 
 def _metric_plots(evaluated: Sequence[EpochRow], choice: Choice, kept: EpochRow) -> list[Plot]:

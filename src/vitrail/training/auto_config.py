@@ -20,13 +20,15 @@ from vitrail.data.source import ArraySource, Source
 from vitrail.errors import AssumptionWarning, ConfigError, InputError, WeightsError
 from vitrail.model import ViTConfig
 from vitrail.ranks import Ranks
+from vitrail.registry import NO_TASK
 from vitrail.tasks.task import make_task
 from vitrail.training.config import Start, TrainConfig, apply_changes, read_field
-from vitrail.training.recipes import recipe, with_start
+from vitrail.training.recipes import NO_FILES, recipe, with_start
 from vitrail.training.setup import (
     add_validation,
     check_start,
     fit_batch_size,
+    open_pictures,
     open_training_data,
     own_channels,
     require_weights,
@@ -107,6 +109,16 @@ def choose(dataset: Dataset, kind: PictureKind, weights: str | None, suited: str
     return replace(chosen, start=Start(model="compact-64" if side < 100 else "compact-128"))
 
 
+def choose_pretraining(kind: PictureKind, weights: str | None) -> TrainConfig:
+    """A recipe for pictures without labels, of their size and colours."""
+    if kind.side >= PHOTO_SIDE or weights is not None:
+        return apply_changes(recipe("mae"), {"weights": weights, "model": None} if weights is not None else {})
+    chosen = recipe("mae-small")
+    if kind.grey and kind.side <= 32:  # too small for patches of 4 pixels
+        return replace(chosen, start=Start(model="compact-8" if kind.side < 16 else "compact-28"))
+    return chosen if kind.side <= 40 else apply_changes(chosen, {"image_size": (64, 64)})
+
+
 def look_at(source: Source) -> PictureKind:
     """The usual size of a few pictures, and whether most of them are grey."""
     if isinstance(source, ArraySource):
@@ -152,14 +164,18 @@ def resolve(
     changes = dict(changes)
     name, named_data = changes.pop("recipe", None), changes.pop("data", "")
     config = recipe(name) if name else TrainConfig()
-    auto = _leaves_weights_open(config, changes)
+    pretrains = with_start(config, _without_files(changes)).pretrains
+    auto = _leaves_weights_open(config, changes) and not pretrains
     sources = {key: value for key, value in changes.items() if hasattr(config.source, key)}
     config = apply_changes(replace(config, data=data or named_data or config.data), sources)
     model = ranks.in_turn(lambda: check_start(with_start(config, changes), may_get_weights=auto))
     if dataset is None:
-        dataset = ranks.in_turn(lambda: open_training_data(config, validation=False))
+        opener = open_pictures if pretrains else open_training_data
+        dataset = ranks.in_turn(lambda: opener(config, validation=False))
     check_same_data(dataset, ranks)
-    if check:
+    if dataset.task == NO_TASK and not pretrains:
+        raise ConfigError("has no labels to train on; vitrail pretrain learns without any.", field="task")
+    if check and not pretrains:
         dataset.refuse_labels()
     _check_depth(dataset, with_start(config, changes).start, model)
     _check_teacher(dataset, with_start(config, changes), model, ranks)
@@ -177,7 +193,10 @@ def resolve(
             changes["image_size"] = size
             reasons.append(why)
     if kind and not name:
-        made, why = _choose(dataset, kind, weights, changes, ranks)
+        if pretrains:
+            made, why = choose_pretraining(kind, weights), ""
+        else:
+            made, why = _choose(dataset, kind, weights, changes, ranks)
         reasons.append(why)
         source = config.source
         if not dataset.made_split and "val_rate" not in changes:
@@ -185,7 +204,8 @@ def resolve(
         config = replace(made, data=config.data, source=source)
     reasons += [note.rstrip(".") for note in dataset.assumed]
     chosen = ". ".join(filter(None, reasons))
-    config = apply_changes(config, dict(make_task(dataset.task).unsuited))
+    if not pretrains:
+        config = apply_changes(config, dict(make_task(dataset.task).unsuited))
     config = replace(with_start(config, changes), chosen=chosen)
     if dataset.task != "one":  # a resumed run must not choose again
         config = apply_changes(config, {"task": dataset.task})
@@ -197,6 +217,11 @@ def resolve(
     if whole is not dataset:
         check_same_data(whole, ranks)
     return config, whole
+
+
+def _without_files(changes: dict[str, Any]) -> dict[str, Any]:
+    """The changes without words that stand for no file."""
+    return {name: value for name, value in changes.items() if (name, value) not in NO_FILES}
 
 
 def _check_depth(dataset: Dataset, start: Start, model: ViTConfig | None) -> None:

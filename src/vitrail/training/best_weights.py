@@ -47,8 +47,9 @@ class BestWeights:
         finished = Checkpoint(
             config=setup.model.config,
             tensors=self.objective.plain(tensors),
+            extras={name: whole(tensor).detach().cpu() for name, tensor in self.objective.extras().items()},
             preprocess=setup.preprocess,
-            classes=setup.dataset.classes,
+            classes=setup.dataset.classes if setup.model.config.num_classes else None,
             task=setup.task,
             origin=Origin(source=setup.source or f"trained on {setup.dataset.name} with {setup.config.recipe}"),
         )

@@ -279,6 +279,31 @@ class Selection:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Pretraining:
+    """What a model learns from pictures only, before it is trained on labels."""
+
+    method: Literal["none", "mae"] = "none"
+    """Masked pre-training (mae: "Masked Autoencoders Are Scalable Vision Learners"), or none, which is `vitrail
+    train`."""
+    mask_rate: float = 0.75
+    """Share of the patches that are hidden, and whose pixels are predicted from the others."""
+    decoder_width: int | None = None
+    """Width of the decoder that predicts them, a multiple of 32 [default: two thirds of the model's, at most 512]."""
+    decoder_depth: int | None = None
+    """Blocks of the decoder [default: two thirds of the model's, at most 8]."""
+    pixels: Literal["normalized", "raw"] = "normalized"
+    """What is predicted: the pixels of each patch with their mean and deviation taken out, or as they are."""
+    probe_every: int | None = None
+    """Epochs between two kNN probes of the features, where pictures have classes; 0 turns them off [default: a tenth of
+    the run]."""
+
+    def __post_init__(self) -> None:
+        validate(self)
+        _require(self, mask_rate=(0.01, 0.99), decoder_width=(1, 65_536), decoder_depth=(1, 1000))
+        _require(self, probe_every=(0, 1_000_000))
+
+
+@dataclass(frozen=True, kw_only=True)
 class TrainConfig:
     """One training run. `data` is a path, an address or a name, as for `open_data`."""
 
@@ -293,12 +318,18 @@ class TrainConfig:
     source: DataConfig = field(default_factory=DataConfig)
     selection: Selection = field(default=Selection(), metadata=IF_USED)
     distill: Distill = field(default=Distill(), metadata=IF_USED)
+    pretraining: Pretraining = field(default=Pretraining(), metadata=IF_USED)
 
     def __post_init__(self) -> None:
         validate(self)
 
+    @property
+    def pretrains(self) -> bool:
+        """Whether the run learns from pictures only."""
+        return self.pretraining.method != "none"
 
-PARTS = ("start", "optim", "schedule", "machine", "augment", "source", "selection", "distill")
+
+PARTS = ("start", "optim", "schedule", "machine", "augment", "source", "selection", "distill", "pretraining")
 
 
 @cache

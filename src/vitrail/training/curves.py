@@ -160,6 +160,7 @@ class Choice(NamedTuple):
 
     metric: str  # "loss", or one of the objective's metrics
     higher: bool  # whether higher is better
+    keeps_last: bool = False  # the metric is only shown, and the last epoch is kept
 
     def rank(self, loss: float | None, metrics: Mapping[str, float]) -> float:
         """What is highest for the best epoch; nothing is lower than an epoch without the metric."""
@@ -171,7 +172,7 @@ class Choice(NamedTuple):
 
         Among equally good ones, the later wins, unless its loss has risen, which means that it has overfitted.
         """
-        return rank > best or (rank == best and loss <= OVERFITTED * lowest_loss)
+        return self.keeps_last or rank > best or (rank == best and loss <= OVERFITTED * lowest_loss)
 
     @property
     def title(self) -> str:
@@ -202,6 +203,11 @@ def best_row(evaluated: Sequence[EpochRow], choice: Choice) -> EpochRow:
         if choice.is_better(rank, loss, highest, lowest):
             best = row
     return best
+
+
+def with_metric(evaluated: Sequence[EpochRow], choice: Choice) -> list[EpochRow]:
+    """The epochs whose metric is known; some are measured only now and then."""
+    return [row for row in evaluated if math.isfinite(_value(row, choice))]
 
 
 def learning_rates(model: nn.Module, config: TrainConfig, depth: int) -> dict[str, float]:
@@ -241,13 +247,14 @@ def draw_curves(
     if evaluated:
         places = [row.epoch for row in evaluated]
         loss.plot(places, [row.val_loss for row in evaluated], color=ACCENT, label="validation", **dots)
-        best = best_row(evaluated, choice)
+        measured = with_metric(evaluated, choice) or evaluated
+        best = best_row(measured, choice)
         percent = choice.metric in SHARES
-        values = [100 * value if percent else value for value in (_value(row, choice) for row in evaluated)]
-        top = values[evaluated.index(best)]
-        metric.plot(places, values, color=ACCENT)
+        values = [100 * value if percent else value for value in (_value(row, choice) for row in measured)]
+        top = values[measured.index(best)]
+        metric.plot([row.epoch for row in measured], values, color=ACCENT)
         metric.plot([best.epoch], [top], "o", color=ACCENT)
-        chosen = ", which it chose" if len(evaluated) > 1 else ""
+        chosen = ", which it chose" if len(evaluated) > 1 and not choice.keeps_last else ""
         reached = f"{top:.2f} %" if percent else f"{top:.4g}"
         metric.set_title(f"validation {choice.title}: {reached} at epoch {best.epoch}{chosen}", fontsize=10)
         metric.set_ylabel("%" if percent else choice.title)

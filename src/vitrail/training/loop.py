@@ -167,6 +167,7 @@ class Trainer:
     def _train_epoch(self, signals: Signals) -> None:
         """The rest of the current epoch."""
         self.loader.set_epoch(self.state.epoch)
+        self.objective.begin_epoch(self.state.epoch)
         self.module.train()
         state = self.state
         self._clock = began = time.monotonic()
@@ -263,7 +264,7 @@ class Trainer:
             return
         began = time.monotonic()
         with self.best_weights():
-            score = self.evaluate(self.val_loader) if self.val_loader is not None else None
+            score = self._validate()
         if score is not None and not math.isfinite(score.loss):
             self._rescue("the validation loss is not finite", whole_epochs=True)
             return
@@ -292,12 +293,21 @@ class Trainer:
         self.ranks.from_first(lambda: append_row(self.folder / RESULTS, row))
         patience = config.schedule.patience
         state.stopped_early = patience is not None and state.epoch - state.improved_epoch >= patience
-        self.listener.finished_epoch(row, is_best)
+        self.listener.finished_epoch(row, is_best and not self.objective.choice.keeps_last)
         self._replan()
         state.images, state.images_seconds = 0, 0.0
         self.save()
         if state.stopped_early:
             self.listener.said(f"no improvement for {counted(patience or 0, 'epoch')}: stopping early")
+
+    def _validate(self) -> SplitScore | None:
+        """The model on the validation pictures, and what else the objective wants to know of it."""
+        if self.val_loader is None:
+            return None
+        score = self.evaluate(self.val_loader)
+        with self.objective.examining(self.state.epoch + 1, self.epochs, self.ranks) as batches:
+            more = {} if batches is None else self.evaluate(batches).metrics
+        return replace(score, metrics={**score.metrics, **more})
 
     def _replan(self) -> None:
         """With a time budget: as many more epochs as the last one's pace allows."""

@@ -6,8 +6,9 @@ A new kind of training is a class here with its line in `OBJECTIVES`, and one in
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from torch import Tensor, nn
 from vitrail.data import Batch
 from vitrail.data.loader import Loader
 from vitrail.errors import ConfigError, DataError, suggest
+from vitrail.model.mae_decoder import EXTRAS
 from vitrail.ranks import Ranks
 from vitrail.tasks.task import Task
 from vitrail.training.balance import METRIC, has_uneven_classes, make_goal
@@ -27,6 +29,17 @@ from vitrail.training.features import FeatureLoader, feature_loader
 from vitrail.training.gradients import Outcome, move
 from vitrail.training.listener import Listener
 from vitrail.training.lora import adapted_layers, merged, write_adapter
+from vitrail.training.masked import (
+    KNN,
+    PROBED,
+    Probe,
+    build_decoder,
+    check_model,
+    draw_patches,
+    masked_choice,
+    masked_loss,
+    plan_probe,
+)
 from vitrail.training.setup import Setup, plain_loader, training_loader
 from vitrail.training.snapshots import RunState
 from vitrail.training.teacher_answers import keep_answers
@@ -109,6 +122,10 @@ class Objective(nn.Module, ABC):
         """How far a plain model is from the trained one, if they are not the same; all ranks must ask."""
         return None
 
+    def extras(self) -> Mapping[str, Tensor]:
+        """Tensors that are no part of the plain model, and are kept in its file; they may be spread over the ranks."""
+        return {}
+
     def write_beside(self, folder: Path, tensors: Mapping[str, Tensor]) -> None:
         """Write what else there is to keep of the best weights, given all tensors of the trained model."""
 
@@ -128,6 +145,19 @@ class Objective(nn.Module, ABC):
         images = torch.zeros((1, config.channels, *config.image_size), device=device)
         labels = torch.as_tensor(self.setup.dataset.split("train").labels[:1], device=device)
         return Batch(images, torch.zeros_like(labels), torch.zeros(1, dtype=torch.long))
+
+    def begin_epoch(self, epoch: int) -> None:
+        """An epoch of training, counted from 0, begins or goes on: what is random follows from it."""
+
+    def examining(self, epoch: int, epochs: int, ranks: Ranks) -> AbstractContextManager[Batches | None]:
+        """After validation: other pictures to score now, if there are any, whose metrics go with those of validation.
+
+        Args:
+            epoch: how many epochs are done.
+            epochs: how many there will be.
+            ranks: all of which must ask.
+        """
+        return nullcontext()
 
     def has_diverged(self, loss: float, lowest: float) -> bool:
         """Whether an epoch's training loss has diverged, `lowest` being the lowest before."""
@@ -248,6 +278,64 @@ class LowRank(Supervised):
             write_adapter(folder / f"peft-{library.name}", library, model, tensors, base)
 
 
+class Masked(Objective):
+    """A model without a head, from pictures only: the pixels of hidden patches from the others (`masked.py`).
+
+    The loss says little about the features, so that the last epoch is kept; a kNN probe on a few pictures follows them.
+    """
+
+    shown = (KNN,)
+
+    def __init__(self, setup: Setup) -> None:
+        super().__init__(setup)
+        settings, seed = setup.config.pretraining, setup.config.machine.seed
+        check_model(setup.model.config)
+        self.choice = masked_choice(setup.config, probes=plan_probe(setup) is not None)
+        self.decoder = build_decoder(setup.model.config, settings, setup.beside, seed)
+        self.rate, self.pixels, self.seed, self.epoch = settings.mask_rate, settings.pixels, seed, 0
+        self._probe: Probe | None = None  # while features are examined
+
+    def trained(self) -> Iterable[nn.Parameter]:
+        unread = [self.model.pool, self.model.representation, self.model.projection]
+        frozen = {weight for part in unread if part is not None for weight in part.parameters()}
+        return (weight for weight in self.parameters() if weight not in frozen)
+
+    def forward(self, batch: Batch) -> Outcome:
+        if self._probe is not None:
+            return Outcome(batch.images.new_zeros(()), {}, self.model.features(batch.images))
+        grid = self.model.embed.grid_of(batch.images)
+        epoch = self.epoch if self.training else None
+        visible, hidden = draw_patches(batch.indices, grid, self.rate, self.seed, epoch)
+        return Outcome(masked_loss(self.model, self.decoder, batch.images, visible, hidden, self.pixels))
+
+    def begin_epoch(self, epoch: int) -> None:
+        self.epoch = epoch
+
+    @contextmanager
+    def examining(self, epoch: int, epochs: int, ranks: Ranks) -> Generator[Batches | None]:
+        probe = plan_probe(self.setup)
+        if probe is None or not probe.is_due(epoch, epochs):
+            yield None
+            return
+        self._probe = probe
+        try:
+            yield plain_loader(replace(self.setup, dataset=probe.dataset), PROBED, ranks)
+        finally:
+            self._probe = None
+
+    def score(self, outcome: Outcome, batch: Batch) -> Any:
+        if self._probe is None:
+            return super().score(outcome, batch)
+        assert outcome.outputs is not None
+        return batch.indices.numpy(), outcome.outputs.float().cpu().numpy(), batch.targets.cpu().numpy()
+
+    def summarize(self, parts: Sequence[Any]) -> dict[str, float]:
+        return super().summarize(parts) if self._probe is None else {"loss": 0.0, KNN: self._probe.accuracy(parts)}
+
+    def extras(self) -> Mapping[str, Tensor]:
+        return {EXTRAS + name: tensor for name, tensor in self.decoder.state_dict().items()}
+
+
 def check_loss(name: str, task: Task) -> str:
     """The loss that a config asks for, which must be one of the task's."""
     if name not in ("auto", *task.losses):
@@ -266,12 +354,14 @@ OBJECTIVES: dict[str, type[Objective]] = {
     "all": Supervised,
     "head": HeadOnFeatures,
     "lora": LowRank,
-}  # by `train`
+    "mae": Masked,
+}  # by `method`, or by `train` where there is no such method
 
 
 def make_objective(setup: Setup) -> Objective:
     """The one that a config asks for; weights that it does not train are frozen."""
-    return freeze(OBJECTIVES[setup.config.start.train](setup))
+    config = setup.config
+    return freeze(OBJECTIVES[config.pretraining.method if config.pretrains else config.start.train](setup))
 
 
 def freeze(objective: Objective) -> Objective:

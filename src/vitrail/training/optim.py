@@ -17,7 +17,10 @@ from vitrail.model.attention import Attention
 from vitrail.training.config import Optim, Schedule
 from vitrail.training.muon import Muon
 
-_UNDECAYED = ("embed.class_token", "embed.registers", "embed.positions", "pool.probe", "relative.")
+_UNDECAYED = (
+    *("embed.class_token", "embed.registers", "embed.positions", "pool.probe", "relative."),
+    "decoder.mask_token",
+)
 _FIRST_FILTERS = ("embed.stem.0.", "embed.stem.conv_root.")
 
 
@@ -56,7 +59,7 @@ def is_decayed(name: str, parameter: Tensor) -> bool:
 
 def is_hidden_matrix(name: str, parameter: Tensor) -> bool:
     """What Muon is for: the hidden matrices, but neither the first layer, which gets the pixels, nor the head."""
-    inside = name.startswith(("blocks.", "embed.stem.")) and not name.startswith(_FIRST_FILTERS)
+    inside = name.startswith(("blocks.", "embed.stem.", "decoder.blocks.")) and not name.startswith(_FIRST_FILTERS)
     return parameter.ndim > 1 and inside
 
 

@@ -65,7 +65,8 @@ def settle(
     setup = setup if began is None else replace(setup, began=began)
     if config.schedule.patience is not None and not setup.has_validation and not again:
         listener.said("no validation pictures: training does not stop early, and the last weights are kept")
-    setup = replace(setup, config=settle_balance(setup, Listener().said if again else listener.said))
+    if not config.pretrains:
+        setup = replace(setup, config=settle_balance(setup, Listener().said if again else listener.said))
     make_objective(setup)  # which refuses what the task cannot learn by, before anything is computed
     listener.prepared("timing a few pictures", 0, 1)
     planner = _Planner(setup, ranks, listener, may_shrink)
@@ -210,7 +211,7 @@ def describe_plan(setup: Setup, measured: Measured, ranks: Ranks) -> Plan:
         pictures={name: len(source) for name, source in setup.dataset.splits.items()},
         recipe=config.recipe,
         model=config.start.model or config.start.weights or "",
-        parameters=sum(parameter.numel() for parameter in setup.model.parameters()),
+        parameters=sum(parameter.numel() for parameter in objective.parameters()),
         image_size=setup.model.config.image_size,
         device=str(ranks.device),
         ranks=ranks.world_size,

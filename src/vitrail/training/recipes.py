@@ -4,7 +4,7 @@ A recipe is a function without arguments; arguments, flags and YAML files change
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +13,9 @@ from vitrail.errors import ConfigError, suggest
 from vitrail.training.config import (
     Machine,
     Optim,
+    Pretraining,
     Schedule,
+    Selection,
     Start,
     TrainConfig,
     apply_changes,
@@ -21,11 +23,19 @@ from vitrail.training.config import (
     field_homes,
     flatten,
     list_changes,
+    read_field,
     suggest_setting,
 )
 from vitrail.training.search_space import parse_search
 from vitrail.untrusted import read_yaml
 
+PRETRAINED_BY = "mae"  # unless another method is asked for
+# Settings of what is learned from labels, and of how results on labels are compared.
+FOR_LABELS = (
+    *("classes", "train", "probe", "lora_rank", "lora_alpha", "lora_targets"),
+    *("label_smoothing", "loss", "balance", "mixup", "cutmix", "mix_rate", "switch_rate"),
+    *(each.name for each in fields(Selection)),
+)
 NO_FILES = (("weights", "auto"), ("weights", "none"))  # see `training/auto_config.py`
 
 
@@ -182,9 +192,39 @@ def imagenet_b16() -> TrainConfig:
     return replace(small, recipe="imagenet-b16", start=Start(model="vit-b16", drop_path=0.1))
 
 
+def mae() -> TrainConfig:
+    """`vitrail.pretrain("PICTURES")`: photographs without labels, masked as in the paper; better on a GPU.
+
+    AdamW with betas 0.9 and 0.95, decay 0.05, a learning rate of 1.5e-4 for 256 pictures, cosine after a warm-up of a
+    twentieth, RandomResizedCrop and flips.
+    """
+    return TrainConfig(
+        recipe="mae",
+        start=Start(model="vit-s16"),
+        optim=Optim(lr=1.5e-4, weight_decay=0.05, beta2=0.95, clip=None),
+        schedule=Schedule(epochs=400),
+        machine=Machine(batch_size=256),
+        augment=Augment(crop="resized", scale=(0.2, 1.0)),
+        pretraining=Pretraining(method="mae"),
+    )
+
+
+def mae_small() -> TrainConfig:
+    """`vitrail.pretrain("cifar10")`: small pictures without labels, a small model, from scratch."""
+    paper = mae()
+    return replace(
+        paper,
+        recipe="mae-small",
+        start=Start(model="cifar-small"),
+        optim=replace(paper.optim, lr=1e-3, clip=1.0),
+        schedule=Schedule(epochs=200),
+        source=DataConfig(val_rate=0.05),
+    )
+
+
 _MAKERS = (digits, mnist, cifar10_tiny, cifar10, scratch, finetune, finetune_adamw, linear, lora)
 RECIPES: dict[str, Callable[[], TrainConfig]] = {
-    maker.__name__.replace("_", "-"): maker for maker in (*_MAKERS, imagenet_s16, imagenet_b16)
+    maker.__name__.replace("_", "-"): maker for maker in (*_MAKERS, imagenet_s16, imagenet_b16, mae, mae_small)
 }
 
 
@@ -226,7 +266,7 @@ def read_changes(
 ) -> dict[str, Any]:
     """All requested settings by name; a name or value that can never be right is an error, before any data are read."""
     settings = {"classes" if name == "class_names" else name: value for name, value in settings.items()}
-    known = [*field_homes(), *(("data", "recipe") if verb == "resume" else ())]
+    known = [*settings_for(verb), *(("data", "recipe") if verb == "resume" else ())]
     for name in settings:
         if name not in known:
             own = ("data", "recipe", "config", "out", "check", "report", "track", "progress")
@@ -238,9 +278,36 @@ def read_changes(
         file = {} if config is None else flatten(read_yaml(Path(config)) or {}, str(config))
         changes = combine_changes(file, passed)
     changes |= {"recipe": recipe} if recipe else {}
+    if verb == "pretrain":
+        changes.setdefault("method", PRETRAINED_BY)
     if changes.get("search") is not None:
         parse_search(changes["search"])
+    if verb == "pretrain" and (named := changes.get("recipe")) in RECIPES and not RECIPES[named]().pretrains:
+        own = " or ".join(name for name, make in RECIPES.items() if make().pretrains)
+        raise ConfigError(f"the recipe {named!r} learns from labels; take {own}, or vitrail train.")
     if verb != "resume":  # whose config is that of the run
         base = RECIPES[name]() if (name := changes.get("recipe")) in RECIPES else TrainConfig()
-        with_start(base, {name: value for name, value in changes.items() if (name, value) not in NO_FILES})
+        asked = with_start(base, {name: value for name, value in changes.items() if (name, value) not in NO_FILES})
+        _refuse_other_verb(verb, asked)
     return changes
+
+
+def settings_for(verb: str) -> list[str]:
+    """The settings that a verb takes: those for labels are none of `pretrain`, and those for none are not `train`'s."""
+    own = {each.name for each in fields(Pretraining)}
+    refused = {"train": own, "pretrain": {*FOR_LABELS, "method"}}.get(verb, set[str]())
+    return [name for name in field_homes() if name not in refused]
+
+
+def _refuse_other_verb(verb: str, config: TrainConfig) -> None:
+    """A recipe or a file may hold what belongs to the other verb."""
+    if verb == "train" and config.pretrains:
+        raise ConfigError(
+            f"{config.recipe or 'the config'!r} learns from pictures without labels; use vitrail pretrain."
+        )
+    if verb == "pretrain" and not config.pretrains:
+        raise ConfigError("`method='none'` learns from labels; use vitrail train.")
+    for name in FOR_LABELS if config.pretrains else ():
+        value = read_field(config, name)
+        if value != read_field(TrainConfig(), name):
+            raise ConfigError(f"pre-training has no use for `{name}={value!r}`, which is for labels; omit it.")

@@ -73,11 +73,8 @@ def carry_out(
     if head is not None:
         trainer.start_from(head)
     state = trainer.run()
-    rows = read_rows(folder / RESULTS)
     if ranks.is_first and draw:
-        rates = learning_rates(setup.model, setup.config, setup.model.config.depth)
-        title, choice = f"{setup.dataset.name}, {setup.config.recipe}", trainer.objective.choice
-        draw_curves(rows, folder / "results.png", title, choice, rates)
+        draw_results(trainer)
     ranks.wait()
     loaders = {"train": trainer.loader, "val": trainer.val_loader}
     features = {split: loader.stored for split, loader in loaders.items() if isinstance(loader, FeatureLoader)}
@@ -90,7 +87,7 @@ def carry_out(
         epochs=state.epoch,
         best_epoch=state.best_epoch,
         seconds=state.seconds + (0.0 if folds is None else folds.seconds),
-        val=_scores_of(setup, state),
+        val=scores_of(setup, state),
         test=None if on_test is None else as_score(on_test, setup),
         measurement=on_test or on_val,
         shown=trainer.objective.shown,
@@ -122,7 +119,15 @@ def write_metrics(run: Run) -> None:
         draft.write_text(json.dumps(run.facts(), indent=2), encoding="utf-8")
 
 
-def _scores_of(setup: Setup, state: RunState) -> SplitScore | None:
+def draw_results(trainer: Trainer) -> None:
+    """The curves of a run, in its folder."""
+    setup, folder = trainer.setup, trainer.folder
+    rates = learning_rates(setup.model, setup.config, setup.model.config.depth)
+    title, choice = f"{setup.dataset.name}, {setup.config.recipe}", trainer.objective.choice
+    draw_curves(read_rows(folder / RESULTS), folder / "results.png", title, choice, rates)
+
+
+def scores_of(setup: Setup, state: RunState) -> SplitScore | None:
     """The best weights on the validation pictures, if there are any."""
     if not setup.has_validation:
         return None
@@ -184,7 +189,7 @@ def probe(
         setup.model.head.weight.copy_(tensors["head.weight"])
         setup.model.head.bias.copy_(tensors["head.bias"])
     ranks.from_first(lambda: _copy(best, folder / BEST))  # the best so far
-    val = _scores_of(setup, state)
+    val = scores_of(setup, state)
     if val is not None:
         choice = trainer.objective.choice
         reached = show_metric(choice.metric, val.loss if choice.metric == "loss" else val.metrics[choice.metric])

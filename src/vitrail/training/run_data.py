@@ -26,7 +26,7 @@ from vitrail.files import atomic_path
 from vitrail.registry import labels_of
 from vitrail.storage import FileState
 from vitrail.training.config import TrainConfig
-from vitrail.training.setup import open_training_data
+from vitrail.training.setup import open_pictures, open_training_data
 from vitrail.wording import agree, counted
 
 CONTENTS = "pictures.csv"
@@ -197,7 +197,7 @@ class SplitRow(NamedTuple):
 def reopen_data(config: TrainConfig, split_file: Path, say: Say) -> Dataset:
     """The data of a begun run; `say` reports what is missing, new or now of another class."""
     if not config.data or not split_file.exists():  # data in memory with splits of their own have none
-        return open_training_data(config)
+        return (open_pictures if config.pretrains else open_training_data)(config)
     rows = read_split_rows(split_file)
     task = "one" if config.source.task == AUTO else config.source.task  # others are recorded when a run begins
     everything = replace(config.source, val_rate=0.0, test_rate=0.0, split_file=None, exclude=(), task=task)

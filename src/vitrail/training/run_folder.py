@@ -75,6 +75,8 @@ class Run:
     shown: tuple[str, ...] = ()  # the metrics that people follow; none: the first
     held_out: Measurement | None = field(default=None, repr=False)  # the folds' models, each on its own pictures
     teacher: TeacherComparison | None = None  # the model that it learned from, on the same pictures
+    method: str = ""  # of a run without labels
+    kept_last: bool = False  # whatever validation said, as runs without labels do
     report: Path | None = None
     written: tuple[Path, ...] = ()  # what users will want to open, the report first
     problem: str = ""  # why there is no report
@@ -88,13 +90,13 @@ class Run:
     @property
     def val_chose_epoch(self) -> bool:
         """Whether val decided which epoch's weights are kept, which makes its own figures slightly optimistic."""
-        return self.val is not None and self.epochs > 1
+        return self.val is not None and self.epochs > 1 and not self.kept_last
 
     def facts(self) -> dict[str, Any]:
         """The numbers, as `metrics.json` has them."""
         scores = {name: None if it is None else it.facts() for name, it in (("val", self.val), ("test", self.test))}
         counts = {"epochs": self.epochs, "best_epoch": self.best_epoch, "seconds": self.seconds}
-        more: dict[str, Any] = {}
+        more: dict[str, Any] = {"method": self.method} if self.method else {}
         if self.folds:
             spread = {name: each._asdict() for name, each in self.spread.items()}
             scores_of = [score.facts() for score in self.folds]
@@ -130,7 +132,9 @@ class Run:
         """What the command prints."""
         if not self.ended:
             yield from self.scores()
-            yield from ending(self.written, f"vitrail predict {shlex.quote(str(self.folder))} PICTURES")
+            folder = shlex.quote(str(self.folder))
+            labelled = f"vitrail train LABELLED_PICTURES --weights {folder}"
+            yield from ending(self.written, labelled if self.method else f"vitrail predict {folder} PICTURES")
             return
         yield self.ended
         if self.report is not None:
@@ -280,6 +284,7 @@ def describe_end(folder: Path, config: TrainConfig) -> str:
         return ""
     early = ", where it stopped early" if state.stopped_early else ""
     best = f"the best of them {state.best_epoch}" if state.best_epoch else "none better than the head alone"
+    best = "the last of which is kept" if config.pretrains and config.schedule.best == AUTO else best
     return f"{folder} is finished: {counted(state.epoch, 'epoch')}{early}, {best}; there is nothing left to train."
 
 
@@ -422,6 +427,7 @@ def read_run(folder: Path) -> Run:
             more["teacher"] = from_dict(TeacherComparison, facts["teacher"])
     except (ConfigError, LookupError, TypeError, ValueError, AttributeError) as error:
         raise DataError(f"{folder / METRICS} is damaged: {_first_line(error)}") from error
+    more |= {"method": str(facts.get("method", "")), "kept_last": facts.get("val_chose_epoch") is False}
     report = folder / REPORT if (folder / REPORT).is_file() else None
     written = (report,) if report else ()
     return Run(folder=folder, **counts, val=val, test=test, **more, report=report, written=written)
@@ -441,7 +447,8 @@ def chose_epoch(folder: Path, data: str, split: str) -> bool:
     if split not in ("val", "all") or not trained_on(folder, data):
         return False
     try:
-        return sum(row.val_loss is not None for row in read_rows(folder / RESULTS)) > 1
+        evaluated = sum(row.val_loss is not None for row in read_rows(folder / RESULTS))
+        return evaluated > 1 and not read_config(folder).pretrains
     except VitrailError:
         return False
 

@@ -20,6 +20,7 @@ from vitrail.training.run_folder import SPLIT, Run, RunLock, begin, check_shared
 from vitrail.training.setup import Setup, prepare_run
 from vitrail.training.teacher_comparison import compare_with_teacher
 from vitrail.training.trials import carry_out_search, settle_search
+from vitrail.training.unlabelled_run import carry_out_pretraining
 
 
 def train(config: TrainConfig, folder: str | Path, listener: Listener | None = None) -> Run:
@@ -68,6 +69,8 @@ def carry_out_run(
 ) -> tuple[Run, Predictor]:
     """Train and measure whatever the run consists of."""
     selection = setup.config.selection
+    if setup.config.pretrains:
+        return carry_out_pretraining(setup, ranks, folder, listener, resume=resume)
     make = carry_out if selection.folds is None else carry_out_folds
     make = make if selection.search is None else carry_out_search
     run, predictor = make(setup, ranks, folder, listener, resume=resume)

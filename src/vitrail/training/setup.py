@@ -6,14 +6,17 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 import torch
+from torch import Tensor
 
-from vitrail.data import Dataset, LoaderConfig, Preprocess, open_data
+from vitrail.data import DataConfig, Dataset, LoaderConfig, Preprocess, open_data
+from vitrail.data.config import AUTO
 from vitrail.data.datasets import check_where
 from vitrail.data.loader import Loader
 from vitrail.data.source import ArraySource, Source, default_preprocess
-from vitrail.errors import ConfigError
+from vitrail.errors import ConfigError, DataError
 from vitrail.model import Rates, ViT, ViTConfig, variant
 from vitrail.ranks import Ranks
+from vitrail.registry import NO_TASK
 from vitrail.tasks.one import One
 from vitrail.tasks.task import Task, make_task
 from vitrail.training.config import TrainConfig, apply_changes
@@ -29,6 +32,7 @@ from vitrail.wording import counted
 EVAL_BATCH = 256
 MOST_ANSWERS = 4 << 30  # bytes of what a teacher says of all fixed views: more are not kept
 HALF = 2  # bytes of a number of half precision
+HELD_OUT = 0.05  # of pictures without labels
 LEAST_BATCHES = 8  # per epoch: a batch size that would leave fewer is lowered
 
 
@@ -42,6 +46,7 @@ class Setup:
     preprocess: Preprocess
     task: Task = field(default_factory=One)  # what the labels mean
     source: str = ""  # where the first weights came from
+    beside: Mapping[str, Tensor] = field(default_factory=dict[str, Tensor])  # what else was in their file
     began: float = field(default_factory=time.monotonic)  # when the user's minutes began to run
     shared: Mapping[str, Features] | None = None  # of each split, if other runs use them too; else computed here
     teacher: Teacher | None = None  # a model to learn from, beside the labels
@@ -110,6 +115,21 @@ def open_training_data(config: TrainConfig, *, validation: bool = True) -> Datas
     return add_validation(dataset, config) if validation else dataset
 
 
+def open_pictures(config: TrainConfig, *, validation: bool = True) -> Dataset:
+    """The data of a run that needs no labels; those that cannot be read as labels stand in nobody's way."""
+    try:
+        return open_training_data(config, validation=validation)
+    except DataError:
+        if config.source.task != AUTO:
+            raise
+    source = replace(config.source, task=NO_TASK)
+    usual = DataConfig()
+    if (source.val_rate, source.test_rate) == (usual.val_rate, usual.test_rate):  # there is nothing to test
+        source = replace(source, val_rate=HELD_OUT, test_rate=0.0)
+    dataset = open_training_data(replace(config, source=source), validation=validation)
+    return replace(dataset, assumed=("No labels, so that no kNN probe follows the features",))
+
+
 def add_validation(dataset: Dataset, config: TrainConfig) -> Dataset:
     """The data with a validation split: their own, or a part of the training pictures."""
     if "val" in dataset.splits or not config.source.val_rate:
@@ -132,11 +152,12 @@ def _prepare_model(config: TrainConfig, dataset: Dataset) -> Setup:
     start, train = config.start, dataset.split("train")
     channels = start.channels or own_channels(train)
     rates = Rates(dropout=start.dropout, path=start.drop_path)
-    task = make_task(dataset.task).fitted(dataset.split("train").labels)
+    task = One() if config.pretrains else make_task(dataset.task).fitted(train.labels)
+    num_classes = 0 if config.pretrains else len(dataset.classes)
     if start.weights is None:
         require_weights(config, model=True)
         assert start.model is not None
-        new = variant(start.model, num_classes=len(dataset.classes), channels=channels, rates=rates)
+        new = variant(start.model, num_classes=num_classes, channels=channels, rates=rates)
         if start.image_size is not None:
             new = replace(new, image_size=start.image_size)
         preprocess = default_preprocess(dataset, new.image_size, None, channels, start.value_range)
@@ -144,10 +165,11 @@ def _prepare_model(config: TrainConfig, dataset: Dataset) -> Setup:
     opened = open_checkpoint(start.weights, class_names=start.classes)
     checkpoint = adapt(
         join_heads(opened),
-        classes=dataset.classes,
+        num_classes=num_classes,
+        classes=None if config.pretrains else dataset.classes,
         image_size=start.image_size,
         drop_representation=True,
-        task=make_task(dataset.task),
+        task=make_task(task.kind),
     )
     if opened.config.distilled and config.distill.teacher is not None and start.trains_all:
         checkpoint = split_heads(checkpoint)  # as in DeiT: one head learns from the labels, the other from the teacher
@@ -161,7 +183,15 @@ def _prepare_model(config: TrainConfig, dataset: Dataset) -> Setup:
     preprocess = checkpoint.preprocess
     if start.value_range is not None:
         preprocess = replace(preprocess, value_range=start.value_range)
-    return Setup(config=config, dataset=dataset, model=model, preprocess=preprocess, task=task, source=start.weights)
+    return Setup(
+        config=config,
+        dataset=dataset,
+        model=model,
+        preprocess=preprocess,
+        task=task,
+        source=start.weights,
+        beside=checkpoint.extras,
+    )
 
 
 def own_channels(source: Source) -> int:

@@ -109,6 +109,21 @@ VERBS = {
             ),
         },
     ),
+    "pretrain": Verb(
+        group="Make a model",
+        line="Pre-train on pictures without labels, as a start for `train`.",
+        usage="[DATA]",
+        about="Masked pre-training (MAE): most patches of each picture are hidden, and the model learns to predict "
+        "them from the others. Labels, where there are any, only serve a kNN probe that follows the features. The "
+        "result is a model without a head, for `vitrail train --weights`. Flags override the YAML file, which "
+        "overrides the recipe. Under torchrun, all processes train one model.",
+        examples=(
+            "vitrail pretrain photos",
+            "vitrail pretrain photos --weights hf://facebook/vit-mae-base --minutes 60",
+            "vitrail pretrain --resume runs/pretrain-1",
+        ),
+        command="terminal:run_pretrain",
+    ),
     "train": Verb(
         group="Make a model",
         line="Train or fine-tune on your pictures; resumable, in one process or many.",

@@ -42,8 +42,8 @@ class DataSettings(TypedDict, total=False):
     separator: str | None
 
 
-class AugmentSettings(TypedDict, total=False):
-    """The fields of `Augment`."""
+class ViewSettings(TypedDict, total=False):
+    """The fields of `Augment`, except for what mixes labels."""
 
     crop: Literal["none", "pad", "resized"]
     pad: int
@@ -60,33 +60,32 @@ class AugmentSettings(TypedDict, total=False):
     jitter: tuple[float, float, float, float]
     erase_rate: float
     erase_fill: Literal["mean", "noise"]
+    repeats: int
+    views: int
+
+
+class AugmentSettings(ViewSettings, total=False):
+    """The fields of `Augment`."""
+
     mixup: float
     cutmix: float
     mix_rate: float
     switch_rate: float
-    repeats: int
     outlier_rate: float
-    views: int
 
 
 class ShowSettings(DataSettings, AugmentSettings, total=False):
     """What decides how training pictures look."""
 
 
-class TrainSettings(ShowSettings, total=False):
-    """The fields of every part of `TrainConfig`."""
+class LearnSettings(TypedDict, total=False):
+    """The fields of `TrainConfig`'s parts that do not depend on labels."""
 
     model: str | None
     weights: str | Path | None
-    classes: str | Path | None
     image_size: Size | None
     channels: int | None
     value_range: tuple[float, float] | None
-    train: Literal["all", "head", "lora"]
-    probe: bool
-    lora_rank: int
-    lora_alpha: float
-    lora_targets: str
     dropout: float
     drop_path: float
     whiten: Literal["off", "on", "frozen"]
@@ -99,9 +98,6 @@ class TrainSettings(ShowSettings, total=False):
     beta2: float
     layer_decay: float
     clip: float | None
-    label_smoothing: float
-    loss: str
-    balance: Literal["auto", "none", "sample", "weight", "focal", "logit"]
     ema: float | None
     epochs: int
     minutes: float | None
@@ -121,6 +117,20 @@ class TrainSettings(ShowSettings, total=False):
     workers: int | None
     save_minutes: float
     seed: int
+
+
+class TrainSettings(LearnSettings, ShowSettings, total=False):
+    """The fields of every part of `TrainConfig` that `train` has a use for."""
+
+    classes: str | Path | None
+    train: Literal["all", "head", "lora"]
+    probe: bool
+    lora_rank: int
+    lora_alpha: float
+    lora_targets: str
+    label_smoothing: float
+    loss: str
+    balance: Literal["auto", "none", "sample", "weight", "focal", "logit"]
     folds: int | None
     fold_repeats: int
     search: str | None
@@ -131,6 +141,16 @@ class TrainSettings(ShowSettings, total=False):
     distill_hard: bool
     distill_features: float
     teacher_sha256: str | None
+
+
+class PretrainSettings(LearnSettings, DataSettings, ViewSettings, total=False):
+    """The fields of every part of `TrainConfig` that `pretrain` has a use for."""
+
+    mask_rate: float
+    decoder_width: int | None
+    decoder_depth: int | None
+    pixels: Literal["normalized", "raw"]
+    probe_every: int | None
 
 
 class ResumeSettings(TrainSettings, total=False):
@@ -203,10 +223,11 @@ def configs_of(settings: type) -> tuple[type[Any], ...]:
         from vitrail.serving.settings import ServeSettings
 
         return (ServeSettings,)
-    if settings in (TrainSettings, ResumeSettings):
-        from vitrail.training.config import Distill, Machine, Optim, Schedule, Selection, Start
+    if settings in (TrainSettings, ResumeSettings, PretrainSettings):
+        from vitrail.training.config import Distill, Machine, Optim, Pretraining, Schedule, Selection, Start
 
-        return Start, Optim, Schedule, Machine, Augment, DataConfig, Selection, Distill
+        own = (Pretraining,) if settings is PretrainSettings else (Selection, Distill)
+        return Start, Optim, Schedule, Machine, Augment, DataConfig, *own
     return {DataSettings: (DataConfig,), ShowSettings: (DataConfig, Augment), HintSettings: (Hints,)}[settings]
 
 

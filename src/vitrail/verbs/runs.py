@@ -43,7 +43,8 @@ from vitrail.training.tracking_services import TrackerName
 from vitrail.wording import counted, in_one_line, reason
 
 PREFLIGHT_LIMIT = 20_000  # pictures; larger data sets are not checked before training
-BESIDE = ("results.csv", "results.png", "train_batch.jpg", "config.yaml")  # what users open after the report
+# What users open after the report; of a run without labels, the reconstructions too.
+BESIDE = ("reconstructions.jpg", "results.csv", "results.png", "train_batch.jpg", "config.yaml")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -231,4 +232,4 @@ def _warn(message: str) -> None:
 
 
 def _beside(run: Run, pages: list[Path]) -> tuple[Path, ...]:
-    return (*pages[:1], run.best, *pages[1:], *(run.folder / name for name in BESIDE))
+    return (*pages[:1], run.best, *pages[1:], *(path for name in BESIDE if (path := run.folder / name).is_file()))

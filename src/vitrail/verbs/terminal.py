@@ -1,4 +1,5 @@
-"""What `vitrail train` and `demo` do beside calling their verb: they show the run, and tell how a stopped one goes on.
+"""What `vitrail train`, `pretrain` and `demo` do beside calling their verb: they show the run, and tell how a stopped
+one goes on.
 
 Torch is loaded by the verb itself, so that a mistake in the arguments is told at once.
 """
@@ -17,8 +18,10 @@ from rich.console import RenderableType
 from vitrail.errors import ConfigError, ResumableError
 from vitrail.progress import SteadyConsole
 from vitrail.training.display import Display
+from vitrail.training.recipes import PRETRAINED_BY
 from vitrail.training.signals import InterruptedRunError, PromptEnd
 from vitrail.verbs import Output
+from vitrail.verbs.pretrain import pretrain
 from vitrail.verbs.train import demo, plan, train
 from vitrail.verbs.train import resume as continue_run
 
@@ -38,16 +41,40 @@ def run_train(
         resume: The folder of a run to continue; other flags must agree with the run.
         dry_run: Show the whole config, the parameters, memory and time, and stop.
     """
+    return _run(train, "train", arguments, output, resume, dry_run)
+
+
+def run_pretrain(
+    arguments: dict[str, Any], output: Output, *, resume: str | Path | None = None, dry_run: bool = False
+) -> "Run | Plan | Interrupted | None":
+    """`vitrail pretrain`: a new run, one that is continued, or only its plan.
+
+    Args:
+        resume: The folder of a run to continue; other flags must agree with the run.
+        dry_run: Show the whole config, the parameters, memory and time, and stop.
+    """
+    return _run(pretrain, "pretrain", arguments, output, resume, dry_run)
+
+
+def _run(
+    begin: "Callable[..., Run]",
+    verb: str,
+    arguments: dict[str, Any],
+    output: Output,
+    resume: str | Path | None,
+    dry_run: bool,
+) -> "Run | Plan | Interrupted | None":
     if resume is not None and dry_run:
         raise ConfigError("shows what a new run would do; omit `resume=`.", field="dry_run")
-    display = RunDisplay(output)
+    display = RunDisplay(output, verb)
 
     def work() -> "Run | Plan":
         if resume is not None:
             return continue_run(resume, progress=display, **_for_resume(arguments, resume))
         if dry_run:
-            return plan(progress=display, **_without(arguments, "report", "track"))
-        return train(progress=display, **arguments)
+            method = {"method": PRETRAINED_BY} if verb == "pretrain" else {}
+            return plan(progress=display, **_without(arguments, "report", "track"), **method)
+        return begin(progress=display, **arguments)
 
     result = _until_interrupted(work, display)
     return result if os.environ.get("RANK", "0") == "0" or not hasattr(result, "lines") else None
@@ -121,9 +148,10 @@ class Interrupted:
 class RunDisplay(Display):
     """A display that knows the run's folder, and what ends the process until there is one."""
 
-    def __init__(self, output: Output) -> None:
+    def __init__(self, output: Output, verb: str = "train") -> None:
         console = SteadyConsole(stderr=output.as_json, highlight=False, soft_wrap=True)
         super().__init__(console, word=output.word, silent=output.as_json)
+        self.verb = verb  # that continues the run
         self.folder: Path | None = None
         self.planning: PromptEnd | None = None
 
@@ -141,7 +169,7 @@ class RunDisplay(Display):
         """Print the command that continues the run, if it has begun."""
         if self.folder is not None:
             with suppress(OSError):  # after SIGHUP, there is no terminal to print to
-                self.console.print(f"\nsaved; continue with: [bold]{_resume_command(self.folder)}[/]")
+                self.console.print(f"\nsaved; continue with: [bold]{_resume_command(self.folder, self.verb)}[/]")
 
 
 def _until_interrupted(work: Callable[[], T], display: RunDisplay) -> T | Interrupted:
@@ -157,7 +185,7 @@ def _until_interrupted(work: Callable[[], T], display: RunDisplay) -> T | Interr
         display.print_resume_command()
         return Interrupted(stop.exit_code)
     except ResumableError as error:
-        error.how = _resume_command(error.folder)
+        error.how = _resume_command(error.folder, display.verb)
         raise
     except (KeyboardInterrupt, SystemExit):  # before the first step or after the last, outside of the loop
         display.print_resume_command()
@@ -167,5 +195,5 @@ def _until_interrupted(work: Callable[[], T], display: RunDisplay) -> T | Interr
             display.end_planning()
 
 
-def _resume_command(folder: Path) -> str:
-    return f"vitrail train --resume {shlex.quote(str(folder))}"
+def _resume_command(folder: Path, verb: str) -> str:
+    return f"vitrail {verb} --resume {shlex.quote(str(folder))}"

@@ -84,7 +84,10 @@ def plan(
     progress: "bool | Listener" = False,
     **settings: Unpack[TrainSettings],
 ) -> "Plan":
-    """What `train` would do with these arguments: the whole config, parameters, memory and time; nothing is written."""
+    """What `train` would do with these arguments: the whole config, parameters, memory and time; nothing is written.
+
+    With `method="mae"`, what `pretrain` would do.
+    """
     changes = read_changes("plan", recipe, config, settings)
     from vitrail.verbs.runs import RunOptions, plan_run
 

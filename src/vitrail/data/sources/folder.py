@@ -20,7 +20,7 @@ from vitrail.data.sources.links import find_links
 from vitrail.data.sources.store import Listing, StoreSource, by_parts
 from vitrail.data.split import SPLIT_NAMES, refuse_split_file
 from vitrail.errors import DataError
-from vitrail.registry import task_of
+from vitrail.registry import NO_TASK, task_of
 from vitrail.rng import Integers
 from vitrail.storage import Disk, Store, is_address
 from vitrail.wording import agree, counted
@@ -54,7 +54,10 @@ def open_folder(store: Store, config: DataConfig) -> Dataset:
             splits[split] = folder
     make = partial(_make_source, store, tree, config.cache)
     # A single folder called "train" among others is a class (trains, buses, …), not a split.
-    if "train" in splits and (len(splits) > 1 or len(folders) == 1):
+    has_splits = "train" in splits and (len(splits) > 1 or len(folders) == 1)
+    if config.label_kind == "none":
+        return _open_unlabelled(tree, splits if has_splits else {}, config, make)
+    if has_splits:
         refuse_split_file(config, tree.root)
         return _open_splits(tree, splits, config, make)
     _refuse_unknown_splits(tree, folders, splits)
@@ -193,6 +196,20 @@ def _open_flat(tree: Tree, folders: list[str], config: DataConfig, make: MakeSou
     labels = _label(tree, {"train": listed}, classes, config)
     source, name = make(*labels.splits["train"]), name_after(tree.root)
     return split_dataset(name, labels.classes, source, config, others, task=labels.task, assumed=labels.assumed)
+
+
+def _open_unlabelled(tree: Tree, splits: Mapping[str, str], config: DataConfig, make: MakeSource) -> Dataset:
+    """All pictures in a folder and below, or in the folder of each split."""
+    others: list[str] = []
+    listed = {split: _pictures(tree, {"": folder}, ("",), others)[0] for split, folder in splits.items()}
+    name, pictures = name_after(tree.root), listed or {"train": _pictures(tree, {"": ""}, ("",), others)[0]}
+    if not any(pictures.values()):
+        raise DataError(f"{tree.root}: no pictures in it or below; known extensions: {' '.join(EXTENSIONS)}.")
+    sources = {split: make(names, np.zeros((len(names), 0), dtype=np.float32)) for split, names in pictures.items()}
+    if splits:
+        refuse_split_file(config, tree.root)
+        return Dataset(name=name, classes=(), splits=sources, ignored=tuple(others), task=NO_TASK)
+    return split_dataset(name, (), sources["train"], config, others, task=NO_TASK)
 
 
 def subfolders(tree: Tree, folder: str = "") -> list[str]:

@@ -74,7 +74,7 @@ def _label_columns(library: Any, rows: Any, name: str, config: DataConfig) -> tu
     kinds: dict[str, LabelKind] = {
         column: kind
         for column in named or rows.features
-        if (kind := _kind(library, rows.features[column])) and config.label_kind in (None, kind)
+        if (kind := _kind(library, rows.features[column])) and config.label_kind in (None, "none", kind)
     }
     kind = min(kinds.values(), key=("class", "set", "values").index, default=None)
     columns = [column for column in kinds if kinds[column] == kind]

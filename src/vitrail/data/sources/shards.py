@@ -21,7 +21,7 @@ import numpy as np
 from vitrail.data.config import DataConfig
 from vitrail.data.copies import Copies, unpack_state
 from vitrail.data.download import WebFolder, is_web
-from vitrail.data.label_columns import LabelColumns, read_labels, read_values
+from vitrail.data.label_columns import LabelColumns, no_labels, read_labels, read_values
 from vitrail.data.label_kinds import LABELLINGS, Labels
 from vitrail.data.pixels import EXTENSIONS
 from vitrail.data.source import Dataset, RowSource, Source, split_dataset
@@ -367,6 +367,8 @@ def _by_number(name: str) -> tuple[int, str]:
 
 def _read_foreign(where: str, members: Sequence[Member], config: DataConfig) -> LabelColumns:
     """What the files beside the pictures say."""
+    if config.label_kind == "none":
+        return no_labels(len(members))
     named = [member.label for member in members if isinstance(member.label, dict)]
     if not named:
         return read_labels(where, {"label": [member.label for member in members]}, config)

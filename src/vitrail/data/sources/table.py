@@ -9,7 +9,7 @@ import numpy as np
 
 from vitrail.data.config import Columns, DataConfig
 from vitrail.data.copies import Copies
-from vitrail.data.label_columns import read_labels
+from vitrail.data.label_columns import no_labels, read_labels
 from vitrail.data.label_kinds import Labels
 from vitrail.data.source import Dataset, FileSource, RowSource, Source, name_after
 from vitrail.data.sources.parquet import ParquetTable
@@ -83,12 +83,14 @@ def open_table(store: Store, name: str, config: DataConfig) -> Dataset:
     """The data set that a table describes. Relative paths start at the table's own folder."""
     where, copies = store.path(name), Copies(store, config.cache)
     table = (ParquetTable if name.lower().endswith(".parquet") else CsvTable)(copies.get(name), where)
-    chosen = _choose_columns(where, table.names, config.columns)
+    unlabelled = config.label_kind == "none"
+    chosen = _choose_columns(where, table.names, config.columns, ("label",) if unlabelled else ())
     if not table.num_rows:
         raise DataError(f"{where}: the table has no rows.")
-    names = _label_columns(chosen["label"], table.names)
+    names = [] if unlabelled else _label_columns(chosen["label"], table.names)
     columns = {column: table.values(column) for column in names}
-    labels = read_labels(where, columns, config, table.class_names(names[0]) if len(names) == 1 else None)
+    class_names = table.class_names(names[0]) if len(names) == 1 else None
+    labels = no_labels(table.num_rows) if unlabelled else read_labels(where, columns, config, class_names)
     nothing = np.zeros(table.num_rows, dtype=np.int64)
     if isinstance(table, ParquetTable) and not table.holds_texts(chosen["picture"]):
         source: Source = BytesSource(table.pictures(chosen["picture"]), nothing, name, copies)
@@ -135,14 +137,14 @@ def _label_columns(text: str, names: Sequence[str]) -> list[str]:
     return [text] if text in names else list(dict.fromkeys(part.strip() for part in text.split(",") if part.strip()))
 
 
-def _choose_columns(where: str, names: Sequence[str], columns: Columns) -> dict[str, str]:
+def _choose_columns(where: str, names: Sequence[str], columns: Columns, optional: Sequence[str] = ()) -> dict[str, str]:
     chosen: dict[str, str] = {}
     for role, candidates in COLUMNS.items():
         column = getattr(columns, role)
         wanted = _label_columns(column, names) if column and role == "label" else [column] if column else []
         missing = [name for name in wanted if name not in names]
         present = [name for name in candidates if name in names] if not column else [] if missing else [column]
-        if not present and (column or role != "split"):
+        if not present and (column or role != "split") and role not in optional:
             expected = repr(missing[0] if missing else column) if column else f"one of {', '.join(candidates)}"
             hint = " Its columns are separated by semicolons; write them with commas." if _semicolons(names) else ""
             has = list_names(names, 20) or "none"

@@ -33,6 +33,7 @@ from vitrail.weights.foreign.huggingface_config import (
 from vitrail.weights.foreign.huggingface_family import TABLE, Family, Model, with_values
 from vitrail.weights.foreign.huggingface_preprocess import NAFLEX, check_input_size, processor_config, read_preprocess
 from vitrail.weights.foreign.huggingface_vit import VIT
+from vitrail.weights.foreign.mae import KEPT, read_decoder
 from vitrail.weights.formats import ForeignFormat, Holds
 from vitrail.weights.infer import Hints, Raw, assumed, assumed_heads
 from vitrail.weights.keys import Rule, parts_of, read_tensors, write_tensors
@@ -68,6 +69,9 @@ def read(raw: Raw, hints: Hints) -> Checkpoint:
         raise WeightsError(f"{raw.path} has no tensor {family.patches}, which every {family.kind} model has.")
     model = family.find_model(raw.tensors, prefix)
     tensors, extras, remarks = _separate(raw.tensors, family, model, prefix)
+    for names in model.decoders:
+        if decoder := read_decoder(raw.tensors, names, stated):
+            extras, remarks = {**extras, **decoder}, (KEPT,)
     if model.refused and hints.pooling is None:
         raise WeightsError(f"{raw.path}: {model.refused}.")
     raw = replace(raw, tensors=tensors)

@@ -15,6 +15,7 @@ from vitrail.errors import WeightsError, shorten
 from vitrail.model import BlockConfig, PositionConfig, Rates, ViTConfig
 from vitrail.model.parts import NoRelative, RelativeBias, Rope
 from vitrail.weights import keys
+from vitrail.weights.foreign.mae import DecoderNames
 from vitrail.weights.formats import COMMON, Check, Holds, activations, anything, only, refusals
 from vitrail.weights.keys import KEYLESS, Form, Names, Rule, Spelling, prefix_parts, torch_spelling
 from vitrail.weights.sidecars import Settings
@@ -43,6 +44,7 @@ class Model:
         unused: modules of the backbone that it stores and does not read; they are kept beside our model.
         kept: other tensors that are kept.
         left_out: the beginnings of names of tensors that are not.
+        decoders: how a masked autoencoder's decoder may be spelled, which is kept if it is the paper's.
         remark: on what is kept or left out, or on what is computed.
         refused: why it is refused unless the user chooses the pooling.
         nested: whether its `config.json` has the backbone's in it, as `vision_config`.
@@ -61,6 +63,7 @@ class Model:
     unused: tuple[str, ...] = ()
     kept: tuple[str, ...] = ()
     left_out: tuple[str, ...] = ()
+    decoders: tuple[DecoderNames, ...] = ()
     remark: str = ""
     refused: str = ""
     nested: bool = False

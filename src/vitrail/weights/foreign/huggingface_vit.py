@@ -10,6 +10,7 @@ from torch import Tensor
 
 from vitrail.model import ViTConfig
 from vitrail.weights.foreign.huggingface_family import DROPOUT, HEAD, QKV_BIAS, Family, Fields, Model, eps, sizes
+from vitrail.weights.foreign.mae import spell
 from vitrail.weights.keys import Names, under
 
 EMBEDDINGS: Names = {
@@ -111,6 +112,12 @@ _DECODER = """
     decoder_num_attention_heads decoder_hidden_size decoder_num_hidden_layers decoder_intermediate_size
     mask_ratio norm_pix_loss
 """
+# As on the hub, as modules, and as transformers 5 writes them.
+DECODERS = (
+    spell("decoder.", "decoder_layers.{}.", BLOCK["files"]),
+    spell("decoder.", "decoder_layers.{}.", BLOCK["modules"]),
+    spell("decoder.", "decoder_encoder.layer.{}.", BLOCK["files"]),
+)
 MAE = Family(
     kind="vit_mae",
     models=(
@@ -119,6 +126,7 @@ MAE = Family(
             prefixes=("vit.",),
             signs=("decoder.decoder_embed.weight",),
             left_out=("decoder.",),
+            decoders=DECODERS,
             remark="the decoder of masked pictures was left out; the encoder is the model",
             run_as="ViTMAEModel",
             arguments={"mask_ratio": 0.0},

@@ -20,6 +20,7 @@ from vitrail.model.parts import Stem
 from vitrail.weights import infer, keys
 from vitrail.weights.checkpoint import Checkpoint
 from vitrail.weights.foreign import timm_eva, timm_naflex, timm_relpos
+from vitrail.weights.foreign.mae import KEPT, read_decoder, spell
 from vitrail.weights.foreign.timm_architecture import how_to_load, hub_config, layout_of
 from vitrail.weights.foreign.timm_config import (
     HEAD,
@@ -135,8 +136,9 @@ def key_table(config: ViTConfig, dialect: Mapping[str, str] | None = None) -> li
 
 
 def read(raw: Raw, hints: Hints) -> Checkpoint:
+    extras = read_decoder(raw.tensors, spell("", "decoder_blocks.{}.", BLOCK_NAMES)) if MAE in raw.tensors else {}
     tensors, remarks = leave_out(raw.tensors, DECODER, "the masked autoencoder's decoder")
-    raw = replace(raw, tensors=tensors)
+    raw, remarks = replace(raw, tensors=tensors), (KEPT,) if extras else remarks
     facts = read_facts(raw.sidecars)
     if facts is not None and hints.architecture is not None:
         facts = replace(facts, architecture=hints.architecture)
@@ -171,6 +173,7 @@ def read(raw: Raw, hints: Hints) -> Checkpoint:
     return Checkpoint(
         config=config,
         tensors=read_tensors(key_table(config), raw.tensors),
+        extras=extras,
         preprocess=preprocess,
         classes=classes,
         origin=Origin(format="timm", dialect=dialect),
