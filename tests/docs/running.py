@@ -35,6 +35,18 @@ SHORTENED: dict[str, dict[str, str]] = {
         "imagenette --job embeddings": "imagenette --job embeddings --runtime torch",
         '"labels", resume=True': '"labels", resume=True, runtime="torch"',
     },
+    "docs/guides/few-labels-many-pictures.md": {
+        "pretrain all --minutes 60": "pretrain pictures --model cifar-tiny --epochs 1",
+        "train labelled --": "train flowers --epochs 1 --recipe finetune --",
+        "pretrain rows.csv": "pretrain rows.csv --model cifar-tiny --epochs 1 --batch-size 2 --val-rate 0",
+        "train labelled.csv": "train flowers --epochs 1 --recipe finetune",  # of two pictures, nothing can be learned
+        "pretrain cifar10": "pretrain cifar10 --model cifar-tiny --epochs 1",
+        "--epochs 100": "--epochs 1 --no-probe",
+        "--model cifar-small": "--model cifar-tiny --epochs 1",
+        "pretrain all --weights": "pretrain pictures --weights",
+        "--epochs 50": "--epochs 1",
+        "labelled --probe": "flowers --probe",
+    },
     "docs/predict.md": {"--data digits": "--data my-pictures"},  # 30 pictures on the map instead of 1,797
     "docs/tutorial/4-training.md": {'recipe="cifar10-tiny")': 'recipe="cifar10-tiny", epochs=1)'},
     "docs/tutorial/7-to-a-service.md": {"benchmark model.safetensors": "benchmark model.safetensors --runtimes torch"},
@@ -50,6 +62,7 @@ LONG = ("docs/tutorial/6-choices.md",)
 # Word of a command → what makes it a matter of seconds; not in the guides, whose outputs are compared.
 QUICK = {
     "train": ("--epochs", "1", "--no-check"),
+    "pretrain": ("--epochs", "1", "--no-check"),
     "benchmark": ("--seconds", "0.05", "--batch", "1"),
     "--robustness": ("--robustness-pictures", "2"),
 }

@@ -53,9 +53,9 @@ def test_editors_offer_the_fields_with_their_types(name: str) -> None:
     for config in TAKEN[name]:
         hints = get_type_hints(config)
         expected |= {field.name: hints[field.name] for field in dataclasses.fields(config)}
-    others = set(field_homes()) - set(settings_for("pretrain" if name == "pretrain" else "train"))
+    others = set(field_homes()) - set(settings_for(name))
     for field, hint in expected.items():
-        if field in others and name in ("train", "resume", "plan", "pretrain"):
+        if field in others:
             assert field not in offered, field
             continue
         wider = str | Path | None if field in ("weights", "classes", "teacher") else WIDER.get(hint, hint)

@@ -49,7 +49,7 @@ def test_a_finished_run_is_returned_as_it_is(run: "vitrail.Run") -> None:
     assert "the last of which is kept" in again.ended
     assert (again.method, again.kept_last) == ("mae", True)
     with pytest.raises(ConfigError, match="mask_rate"):
-        vitrail.resume(run.folder, mask_rate=0.5)  # pyright: ignore[reportCallIssue]
+        vitrail.resume(run.folder, mask_rate=0.5)
 
 
 def test_the_model_is_an_ordinary_one_without_a_head(run: "vitrail.Run", tmp_path: Path) -> None:
@@ -64,7 +64,7 @@ def test_the_model_is_an_ordinary_one_without_a_head(run: "vitrail.Run", tmp_pat
 
 
 def test_pre_training_goes_on_with_the_decoder(run: "vitrail.Run", tmp_path: Path) -> None:
-    plan = vitrail.plan("digits", weights=run.folder, method="mae", check=False)  # pyright: ignore[reportCallIssue]
+    plan = vitrail.plan("digits", weights=run.folder, method="mae", check=False)
     assert isinstance(plan, Plan)
     again = vitrail.pretrain(
         "digits", weights=run.folder, epochs=1, lr=0.0, weight_decay=0.0, out=tmp_path / "b", check=False, report=False
@@ -108,7 +108,7 @@ def test_a_table_without_labels_or_with_some(tmp_path: Path) -> None:
         dataset = vitrail.open_data(folder / "table.csv", task="none")
         assert dataset.num_pictures == 24
         assert dataset.classes == ()
-    plan = vitrail.plan(folder / "table.csv", method="mae", model="cifar-tiny", check=False)  # pyright: ignore
+    plan = vitrail.plan(folder / "table.csv", method="mae", model="cifar-tiny", check=False)
     assert sum(plan.pictures.values()) == 24
     assert "No labels" in plan.chosen
 

@@ -9,7 +9,7 @@ import vitrail
 
 # Heading → the names below it, in the order of a model's life.
 GROUPS = {
-    "Train": ("train", "resume", "plan", "demo", "recipe", "TrainConfig", "Run"),
+    "Train": ("pretrain", "train", "resume", "plan", "demo", "recipe", "TrainConfig", "Run"),
     "In scikit-learn": ("Classifier", "Regressor"),
     "Data": ("open_data", "check_data", "audit_data", "show_data", "shard_data"),
     "Load and use": ("load", "Predictor", "predict", "embed", "run_job", "search", "explain", "figures"),

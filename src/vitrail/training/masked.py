@@ -6,10 +6,10 @@ validation are always the same. A stem of convolutions looks beyond its patch, s
 mean before it: otherwise visible patches would know the edges of hidden ones.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import prod
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -77,7 +77,6 @@ def _size_of(tensors: Mapping[str, Tensor]) -> DecoderConfig:
     return DecoderConfig(width=tensors["mask_token"].shape[-1], depth=len(blocks))
 
 
-@torch.compiler.disable
 def draw_patches(
     indices: Tensor, grid: Pair, rate: float, seed: int, epoch: int | None = None
 ) -> tuple[Tensor, Tensor]:
@@ -85,9 +84,17 @@ def draw_patches(
     count = prod(grid)
     keep = min(max(int(count * (1 - rate)), 1), count - 1)
     stream = "masked" if epoch is not None else "masked in validation"
-    words = Draws(seed, epoch or 0, indices.numpy()).words(stream, count)
-    order = torch.from_numpy(np.argsort(words, axis=1, kind="stable"))
+    order = _shuffle(indices, count, seed, epoch or 0, stream)
     return order[:, :keep], order[:, keep:]
+
+
+def _draw(indices: Tensor, count: int, seed: int, epoch: int, stream: str) -> Tensor:
+    """The patches of each sample in random order."""
+    words = Draws(seed, epoch, indices.numpy()).words(stream, count)
+    return torch.from_numpy(np.argsort(words, axis=1, kind="stable"))
+
+
+_shuffle = cast("Callable[..., Tensor]", torch.compiler.disable(_draw))  # NumPy is no part of a compiled graph
 
 
 def predict_pixels(model: ViT, decoder: Decoder, images: Tensor, visible: Tensor, hidden: Tensor) -> Tensor:

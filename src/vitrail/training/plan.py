@@ -203,7 +203,8 @@ def describe_plan(setup: Setup, measured: Measured, ranks: Ranks) -> Plan:
     """What users want to know before hours of work."""
     config = setup.config
     on_features = config.start.training.on_features  # which are computed once
-    own = set(setup.model.parameters())
+    objective = make_objective(setup)
+    own = set((objective if config.pretrains else setup.model).parameters())  # with the decoder, which learns as well
     return Plan(
         data=setup.dataset.name,
         classes=len(setup.dataset.classes),
@@ -211,14 +212,14 @@ def describe_plan(setup: Setup, measured: Measured, ranks: Ranks) -> Plan:
         pictures={name: len(source) for name, source in setup.dataset.splits.items()},
         recipe=config.recipe,
         model=config.start.model or config.start.weights or "",
-        parameters=sum(parameter.numel() for parameter in objective.parameters()),
+        parameters=sum(weight.numel() for weight in own),
         image_size=setup.model.config.image_size,
         device=str(ranks.device),
         ranks=ranks.world_size,
         epochs=config.schedule.epochs,
         minutes=run_seconds(setup, measured) / 60 * (1 if on_features else config.selection.parts),
         memory_mb=round(measured.peak_bytes / 2**20),
-        trained=sum(weight.numel() for weight in make_objective(setup).trained() if weight in own),
+        trained=sum(weight.numel() for weight in objective.trained() if weight in own),
         chosen=config.chosen,
         config=describe_config(config),
         folds=config.selection.rounds,

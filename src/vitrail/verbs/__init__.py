@@ -115,8 +115,8 @@ VERBS = {
         usage="[DATA]",
         about="Masked pre-training (MAE): most patches of each picture are hidden, and the model learns to predict "
         "them from the others. Labels, where there are any, only serve a kNN probe that follows the features. The "
-        "result is a model without a head, for `vitrail train --weights`. Flags override the YAML file, which "
-        "overrides the recipe. Under torchrun, all processes train one model.",
+        "result is a model without a head, for `vitrail train` to start from (--weights). Flags override the YAML "
+        "file, which overrides the recipe. Under torchrun, all processes train one model.",
         examples=(
             "vitrail pretrain photos",
             "vitrail pretrain photos --weights hf://facebook/vit-mae-base --minutes 60",

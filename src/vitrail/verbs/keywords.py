@@ -153,7 +153,13 @@ class PretrainSettings(LearnSettings, DataSettings, ViewSettings, total=False):
     probe_every: int | None
 
 
-class ResumeSettings(TrainSettings, total=False):
+class PlanSettings(TrainSettings, PretrainSettings, total=False):
+    """Those of a run with labels, or with a method that needs none."""
+
+    method: Literal["none", "mae"]
+
+
+class ResumeSettings(PlanSettings, total=False):
     """Those of a run, whose data may have moved."""
 
     data: str | Path
@@ -223,11 +229,10 @@ def configs_of(settings: type) -> tuple[type[Any], ...]:
         from vitrail.serving.settings import ServeSettings
 
         return (ServeSettings,)
-    if settings in (TrainSettings, ResumeSettings, PretrainSettings):
+    if settings in (TrainSettings, PretrainSettings, PlanSettings, ResumeSettings):
         from vitrail.training.config import Distill, Machine, Optim, Pretraining, Schedule, Selection, Start
 
-        own = (Pretraining,) if settings is PretrainSettings else (Selection, Distill)
-        return Start, Optim, Schedule, Machine, Augment, DataConfig, *own
+        return Start, Optim, Schedule, Machine, Augment, DataConfig, Selection, Distill, Pretraining
     return {DataSettings: (DataConfig,), ShowSettings: (DataConfig, Augment), HintSettings: (Hints,)}[settings]
 
 

@@ -72,8 +72,10 @@ def _run(
         if resume is not None:
             return continue_run(resume, progress=display, **_for_resume(arguments, resume))
         if dry_run:
-            method = {"method": PRETRAINED_BY} if verb == "pretrain" else {}
-            return plan(progress=display, **_without(arguments, "report", "track"), **method)
+            settings = _without(arguments, "report", "track")
+            if verb == "pretrain":
+                settings["method"] = PRETRAINED_BY
+            return plan(progress=display, **settings)
         return begin(progress=display, **arguments)
 
     result = _until_interrupted(work, display)

@@ -7,7 +7,7 @@ from vitrail.training import recipes
 from vitrail.training.config import TrainConfig
 from vitrail.training.recipes import ask_for, read_changes
 from vitrail.training.trackers import Track, check_trackers
-from vitrail.verbs.keywords import ResumeSettings, TrainSettings
+from vitrail.verbs.keywords import PlanSettings, ResumeSettings, TrainSettings
 
 if TYPE_CHECKING:
     from vitrail.training.listener import Listener, Plan
@@ -82,7 +82,7 @@ def plan(
     out: str | Path | None = None,
     check: bool = True,
     progress: "bool | Listener" = False,
-    **settings: Unpack[TrainSettings],
+    **settings: Unpack[PlanSettings],
 ) -> "Plan":
     """What `train` would do with these arguments: the whole config, parameters, memory and time; nothing is written.
 
