@@ -45,14 +45,23 @@ class Draws:
         for value in (epoch, samples, repeats):
             words = _chain(words, value)
         self._words = np.broadcast_to(words, np.broadcast_shapes(words.shape, np.shape(samples)))
+        self._seed = seed
+        self.epochs, self._samples, self._repeats = (
+            np.broadcast_to(value, self._words.shape) for value in (epoch, samples, repeats)
+        )
 
     def __len__(self) -> int:
         return len(self._words)
 
-    def __getitem__(self, rows: slice) -> "Draws":
+    def __getitem__(self, rows: slice | Integers) -> "Draws":
         part = object.__new__(Draws)
-        part._words = self._words[rows]
+        part._words, part._seed = self._words[rows], self._seed
+        part.epochs, part._samples, part._repeats = self.epochs[rows], self._samples[rows], self._repeats[rows]
         return part
+
+    def in_epoch(self, epoch: int) -> "Draws":
+        """Those of the same samples in another epoch."""
+        return Draws(self._seed, epoch, self._samples, self._repeats)
 
     def words(self, stream: str, count: int) -> _Words:
         """Hashes (B, count)."""

@@ -30,6 +30,7 @@ SYNONYMS = {
     "vertical_flip_rate": "vflip flipud vertical_flip",
     "policy": "aa auto_augment autoaugment randaugment trivialaugment augment augmentation",
     "erase_rate": "reprob random_erasing erasing cutout",
+    "outlier_rate": "outliers outlier_exposure oe",
     "jitter": "color_jitter colour_jitter",
     "ema": "model_ema ema_decay",
     "train": "freeze freeze_backbone linear_probe lora peft",

@@ -84,6 +84,11 @@ def test_everything_as_json(capsys: pytest.CaptureFixture[str]) -> None:
     facts = json.loads(capsys.readouterr().out)
     assert facts["split"] == "val"
     assert facts["tta"] == "shift"
+    digits, loaded = open_data("digits").with_validation(), vitrail.load("digits.safetensors")
+    for found, tta in ((facts, None), (facts["with_tta"], "shift")):  # never one in place of the other
+        expected = measure_split(loaded, digits, "val", tta=tta).metrics
+        assert found["top1"]["value"] == pytest.approx(expected.top1.value)
+        assert found["nll"] == pytest.approx(expected.nll, rel=1e-4)
     assert facts["probes"]["knn"]["top1"]["total"] == facts["pictures"]
     assert set(facts["probes"]["linear"]) == {"top1", "C", "validation"}
     assert len(facts["probes"]["shots"]["trials"]) == 3

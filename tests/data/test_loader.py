@@ -24,6 +24,7 @@ from vitrail.data import (
 )
 from vitrail.data.loader import WINDOW, count_repeats, draw_evenly, evaluation_order, shuffle, training_order
 from vitrail.errors import ConfigError, DataError
+from vitrail.rng import Draws
 from vitrail.threads import start_workers
 
 
@@ -130,6 +131,7 @@ EVERYTHING = Augment(
     mixup=0.8,
     cutmix=1.0,
     vertical_flip_rate=0.5,
+    outlier_rate=0.4,
 )
 
 
@@ -201,6 +203,44 @@ def test_resume_on_other_ranks(folder: Dataset) -> None:
         loader.load_state_dict(state)
         ranks.append(collect(loader))
     assert_same(join_ranks(ranks), rest)
+
+
+@pytest.mark.parametrize("augment", [Augment(), EVERYTHING])
+def test_outliers_have_no_class_and_leave_the_others_alone(arrays: Dataset, augment: Augment) -> None:
+    config = LoaderConfig(batch_size=46)
+    plain, batch = (
+        collect(Loader(arrays, "train", SPEC, config, replace(augment, outlier_rate=rate)))[0] for rate in (0.0, 0.5)
+    )
+    strange = torch.as_tensor(Draws(0, 0, plain.indices.numpy()).one("outlier") < 0.5)
+    assert 10 < int(strange.sum()) < 36
+    assert (batch.targets[strange] == 0.5).all()
+    expected = plain.targets if augment.mixes else torch.nn.functional.one_hot(plain.targets, 2)
+    assert torch.equal(batch.targets[~strange], expected[~strange].float())
+    assert torch.equal(batch.images[~strange], plain.images[~strange])
+    assert not torch.isclose(batch.images[strange], plain.images[strange]).flatten(1).all(dim=1).any()
+
+
+def test_outliers_of_several_labels_as_bytes(arrays: Dataset) -> None:
+    source = arrays.split("train")
+    assert isinstance(source, ArraySource)
+    sets = ArraySource(source.images, np.ones((46, 3), dtype=np.uint8), "sets")
+    data = replace(arrays, classes=("a", "b", "c"), splits={"train": sets}, task="several")
+    batch = collect(
+        Loader(data, "train", SPEC, LoaderConfig(batch_size=46, output="bytes"), Augment(outlier_rate=0.5))
+    )[0]
+    assert batch.images.dtype == torch.uint8
+    strange = (batch.targets == 0).all(dim=1)
+    assert 10 < int(strange.sum()) < 36
+    assert (batch.targets[~strange] == 1).all()
+
+
+def test_outliers_are_refused_for_numbers(arrays: Dataset) -> None:
+    source = arrays.split("train")
+    assert isinstance(source, ArraySource)
+    values = ArraySource(source.images, np.ones((46, 1), dtype=np.float32), "values")
+    data = replace(arrays, classes=("size",), splits={"train": values}, task="number")
+    with pytest.raises(ConfigError, match="outlier_rate= gives pictures no class or label; these data have numbers"):
+        Loader(data, "train", SPEC, LoaderConfig(batch_size=46), Augment(outlier_rate=0.5))
 
 
 def test_resume_refuses_other_settings(arrays: Dataset) -> None:

@@ -10,7 +10,8 @@ from sklearn.metrics import roc_auc_score, roc_curve
 from vitrail.errors import ConfigError
 from vitrail.evaluation import ood as familiarity
 from vitrail.evaluation.ood import area_under_roc, fit_familiarity, score_ood
-from vitrail.tasks.familiarity import Familiarity, is_familiar, pack
+from vitrail.schema import from_dict, to_dict
+from vitrail.tasks.familiarity import Familiarity, Usual, is_familiar, pack
 
 
 def features(count: int, seed: int = 0, width: int = 12, classes: int = 3) -> tuple[np.ndarray, np.ndarray]:
@@ -63,6 +64,27 @@ def test_five_percent_of_validation_are_unfamiliar(known: Familiarity) -> None:
     new = known.shares(known.scores(features(2000, 5)[0]))
     assert (~is_familiar(new)).mean() == pytest.approx(0.05, abs=0.03)
     assert not is_familiar(known.shares(known.scores(np.full((1, 12), 100.0))))[0]
+
+
+def test_a_model_that_is_unsure_of_outliers_is_judged_by_its_logits_too(known: Familiarity) -> None:
+    """By the formula, whatever constant is added to logits; and not where nothing differs."""
+    numbers, labels = features(600)
+    logits = np.eye(3)[labels] * np.random.default_rng(4).uniform(5, 9, (600, 1))
+    unsure = fit_familiarity(numbers, labels, numbers, (logits, logits))
+    assert unsure is not None
+    distances, leads = np.sqrt(-known.scores(numbers)), logits.max(axis=1) * 2 / 3
+    expected = 0.5 * (leads - leads.mean()) / leads.std() - (distances - distances.mean()) / distances.std()
+    np.testing.assert_allclose(unsure.scores(numbers, logits), expected, atol=1e-6)
+    np.testing.assert_allclose(unsure.scores(numbers, logits - 50), expected, atol=1e-6)
+    assert is_familiar(unsure.shares(unsure.scores(numbers, logits))).mean() == pytest.approx(0.95, abs=0.01)
+    assert is_familiar(unsure.shares(unsure.scores(numbers, logits * 0))).mean() < 0.2
+    assert unsure == from_dict(Familiarity, to_dict(unsure))
+    assert "usual" not in to_dict(known)  # older versions read it
+    same = fit_familiarity(numbers, labels, numbers, (logits * 0, logits * 0))
+    assert same is not None
+    assert same.usual is None
+    with pytest.raises(ConfigError, match="deviations and the weight above 0"):
+        Usual(distance=1.0, distance_std=0.0, lead=1.0, lead_std=1.0, weight=0.5)
 
 
 def test_a_class_of_few_pictures_gets_no_centre_of_its_own() -> None:

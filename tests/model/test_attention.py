@@ -11,7 +11,7 @@ from torch import Tensor
 from conftest import randomize
 from vitrail.errors import InputError
 from vitrail.model import BlockConfig, Rates, ViTConfig
-from vitrail.model.attention import Attention, probabilities
+from vitrail.model.attention import SHORT, Attention, fused, probabilities
 
 
 def make_attention(tiny: ViTConfig, **block: Any) -> Attention:
@@ -148,3 +148,25 @@ def test_a_mix_of_the_callers_takes_the_place_of_the_kernel(make_model: Callable
     features = model.summarize(*model.encode(model.embed_images(images), mix=mix), mix=mix)
     torch.testing.assert_close(features, model.features(images), rtol=1e-4, atol=1e-5)
     assert layers == list(range(model.config.depth + 1))  # attention pooling comes after the last block
+
+
+@pytest.mark.parametrize("tokens", [6, SHORT + 1])
+def test_bf16_gradients_on_a_cpu_are_those_of_float64(tokens: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    kernels: list[torch.dtype] = []
+    kernel = F.scaled_dot_product_attention
+
+    def watched(query: Tensor, *rest: Any, **named: Any) -> Tensor:
+        kernels.append(query.dtype)
+        return kernel(query, *rest, **named)
+
+    monkeypatch.setattr(F, "scaled_dot_product_attention", watched)
+    exact = [torch.randn(1, 2, tokens, 4, dtype=torch.float64, requires_grad=True) for _ in range(3)]
+    rounded = [some.detach().bfloat16().requires_grad_() for some in exact]
+    direction = torch.randn(1, 2, tokens, 4)
+    mixed = fused(*rounded, scale=0.5)
+    expected = (exact[0] @ exact[1].mT * 0.5).softmax(-1) @ exact[2]
+    torch.testing.assert_close(mixed.double(), expected, rtol=0.05, atol=0.05)
+    gradients = torch.autograd.grad((mixed * direction).sum(), rounded)
+    for own, other in zip(gradients, torch.autograd.grad((expected * direction).sum(), exact), strict=True):
+        torch.testing.assert_close(own.double(), other, rtol=0.1, atol=0.1)
+    assert kernels == ([torch.bfloat16] if tokens > SHORT else [])  # the kernel is slow there, and spares memory

@@ -33,6 +33,7 @@ BAD: list[tuple[dict[str, Any], str]] = [
     ({"image_size": 16 * 10**14}, "must be at most 100000"),
     ({"num_classes": 10**14}, "num_classes must be at most 10000000"),
     ({"stem": ["conv"]}, "stem.kind must be one of patch, conv, resnet"),
+    ({"stem": {"kind": "conv", "pool_size": 2}}, "stem.pool_size is the window of max pooling"),
     ({"stem": {"kind": "resnext"}}, "stem.kind must be one of patch, conv, resnet; got 'resnext'"),
     ({"attention_width": 100}, "heads must divide attention_width 100; got 12; try 5 or 10"),
     ({"heads": 20, "attention_width": 1280, "pooling": "map"}, "pool_heads must divide width 768; got 20"),
@@ -94,11 +95,16 @@ def test_a_stem_adds_its_stride() -> None:
     [
         ViTConfig(),
         ViTConfig(image_size=(64, 96), stem=ConvStem(widths=(8, 16), strides=(2, 2)), patch_size=(2, 4), mlp_width=100),
+        ViTConfig(stem=ConvStem(pool=True, pool_size=2, activation="gelu"), patch_size=1),
         ViTConfig(stem=ResNetStem(), patch_size=1, block=BlockConfig(layer_scale=1e-5), rates=Rates(path=0.1)),
     ],
 )
 def test_a_config_survives_its_dictionary(config: ViTConfig) -> None:
     assert from_dict(ViTConfig, to_dict(config)) == config
+
+
+def test_a_stem_that_came_later_is_written_only_where_it_is_used() -> None:
+    assert to_dict(ConvStem()).keys() == {"kind", "widths", "strides", "norm", "pool"}
 
 
 def test_equal_models_have_equal_configs() -> None:

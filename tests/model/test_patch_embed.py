@@ -158,6 +158,17 @@ def test_a_conv_stem_may_pool_or_stride(make_model: Callable[..., ViT]) -> None:
             assert model(images).shape == (2, 7)
 
 
+def test_a_conv_stem_may_pool_without_overlap_and_have_gelu(make_model: Callable[..., ViT]) -> None:
+    stem = ConvStem(widths=(8, 16), strides=(2, 3), norm="none", pool=True, pool_size=2, activation="gelu")
+    first, _, _, second, _, _ = layers = make_model(stem=stem, patch_size=1, image_size=(12, 18)).embed.stem
+    images = torch.randn(2, 3, 12, 18)
+    features = F.conv2d(images, first.weight, first.bias, padding=1)
+    features = torch.stack([features[:, :, row::2, column::2] for row in (0, 1) for column in (0, 1)]).amax(0)
+    features = F.conv2d(F.gelu(features), second.weight, second.bias, padding=1)
+    features = torch.stack([features[:, :, row::3, column::3] for row in (0, 1) for column in (0, 1)]).amax(0)
+    torch.testing.assert_close(layers(images), F.gelu(features))
+
+
 def test_patch_dropout_keeps_a_share_of_whole_tokens(make_model: Callable[..., ViT]) -> None:
     model = make_model(rates=Rates(patch=0.25)).train()
     images = torch.randn(2, 3, 32, 32)

@@ -16,7 +16,7 @@ import vitrail
 from vitrail.errors import WeightsError
 from vitrail.prediction import Predictor
 from vitrail.runtimes.graph import Graph, GraphOptions
-from vitrail.runtimes.manifest import KEY
+from vitrail.runtimes.manifest import KEY, VERSION
 from vitrail.runtimes.onnx_runtime import read_onnx_facts
 from vitrail.tasks.one import probabilities
 
@@ -40,13 +40,16 @@ def test_an_export_answers_as_the_checkpoint_does(exported: tuple[Predictor, Pat
 
 
 def test_an_export_that_prepares_its_pictures_is_calibrated_once(photos: list[Path], tmp_path: Path) -> None:
-    calibrated = with_trust(make_predictor(depth=1))
+    """Its familiarity is judged by the probabilities that it gives, where logits count."""
+    calibrated = with_trust(make_predictor(depth=1), unsure=True)
     vitrail.export(calibrated, tmp_path / "whole.onnx", with_preprocess=True)
+    assert json.loads(read_onnx_facts(tmp_path / "whole.onnx").metadata[KEY])["version"] == VERSION
     export = vitrail.load(tmp_path / "whole.onnx")
     assert export.trust == calibrated.trust
     for ours, theirs in zip(*(model.predict(photos, coverage=0.9) for model in (calibrated, export)), strict=True):
         assert (theirs.label, theirs.label_set) == (ours.label, ours.label_set)
         np.testing.assert_allclose(theirs.scores, ours.scores, atol=5e-3)
+        assert theirs.error or theirs.familiarity == pytest.approx(ours.familiarity, abs=0.05)
 
 
 def test_older_readers_are_told_to_upgrade(exported: tuple[Predictor, Path], onnx_file: Path, tmp_path: Path) -> None:

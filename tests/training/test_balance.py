@@ -96,6 +96,12 @@ def test_without_features_the_counts_decide(
     assert not message or re.search(message, heard.lines[0])
 
 
+def test_outliers_are_of_no_class_under_any_balance() -> None:
+    assert settle_balance(uneven_setup(balance="auto", outlier_rate=0.2), print).optim.balance == "weight"
+    with pytest.raises(ConfigError, match='with outlier_rate=, use "weight" or "sample"'):
+        make_objective(uneven_setup(balance="logit", outlier_rate=0.2))
+
+
 def test_a_task_offers_what_it_has(make_setup: Callable[..., Setup]) -> None:
     setup = replace(make_setup(balance="logit"), task=Several())
     with pytest.raises(ConfigError, match="has no 'logit' for this task; known: auto, none, weight"):
@@ -235,8 +241,8 @@ def test_what_was_chosen_is_written_down_and_not_chosen_again(
 
 
 def test_sampling_resumes_to_the_bit(base: str, tmp_path: Path) -> None:
-    """From pictures and from features, with classes in other shares than there are."""
-    for name, changes in (("pictures", {}), ("features", {**HEAD, "weights": base})):
+    """From pictures, outliers among them, and from features, with classes in other shares than there are."""
+    for name, changes in (("pictures", {"outlier_rate": 0.3}), ("features", {**HEAD, "weights": base})):
         trainers = []
         for folder in ("whole", "cut", "cut"):
             config = quick_config(balance="sample", save_minutes=1e-6, batch_size=16, **changes)

@@ -16,6 +16,7 @@ from vitrail.ranks import Ranks
 from vitrail.runtimes.torch_runtime import TorchRuntime
 from vitrail.tasks.one import OneTrust
 from vitrail.training.best_weights import calibrate
+from vitrail.training.config import apply_changes
 from vitrail.training.listener import Listener
 from vitrail.training.loop import Trainer
 from vitrail.training.setup import Setup
@@ -56,6 +57,15 @@ def test_it_is_fitted_on_validation_and_stored_with_the_same_weights(trained: tu
     assert after.trust is not None
     assert (after.trust.data, after.trust.pictures) == ("digits, val", len(setup.dataset.split("val")))
     assert after.trust == fit_trust(before, setup.dataset)[0]
+    assert not after.is_unsure
+    exposed = replace(setup, config=apply_changes(setup.config, {"outlier_rate": 0.2}))
+    unsure, found = calibrate(before, exposed, Ranks(), folder, Listener(), {})
+    assert unsure.is_unsure
+    again = measure_split(unsure, setup.dataset, "val")
+    assert found is not None
+    assert found.familiarity is not None
+    assert again.familiarity is not None
+    np.testing.assert_allclose(found.familiarity, again.familiarity, rtol=1e-3, atol=1e-4)
     for name, tensor in before.checkpoint().tensors.items():
         assert torch.equal(tensor, after.checkpoint().tensors[name])
 

@@ -65,6 +65,49 @@ def test_orthogonalize_makes_singular_values_alike() -> None:
         assert values.max() < 1.4
 
 
+@pytest.mark.parametrize(("split", "blocks"), [("none", 1), ("qkv", 3), ("heads", 12)])
+def test_muon_may_treat_parts_of_attention_as_matrices(split: str, blocks: int, make_model: Callable[..., ViT]) -> None:
+    """Each block of rows steps as the same matrix on its own does; all other matrices as ever."""
+    model = make_model(stem=ConvStem(widths=(8, 16), strides=(1, 1))).double()  # the iteration lifts what is rounded
+    config = Optim(optimizer="muon", muon_lr=0.1, weight_decay=0.2, muon_split=split)  # pyright: ignore[reportArgumentType]
+    muon = next(each for each in build_optimizers(model, config, 3) if isinstance(each, Muon))
+    start_state([muon])
+    alone: dict[str, list[nn.Parameter]] = {}
+    names = {id(parameter): name for name, parameter in model.named_parameters()}
+    handled = [parameter for group in muon.param_groups for parameter in group["params"]]
+    for parameter in handled:
+        own = blocks if names[id(parameter)].endswith("attention.qkv.weight") else 1
+        parts = parameter.detach().flatten(1).chunk(own)
+        alone[names[id(parameter)]] = [nn.Parameter(part.clone()) for part in parts]
+    singles = [Muon([{"params": [part], "lr": 0.1, "weight_decay": 0.2}]) for parts in alone.values() for part in parts]
+    set_learning_rate([muon], 1.0)
+    for _ in range(3):
+        for parameter in handled:
+            parameter.grad = torch.randn_like(parameter)
+            parts = alone[names[id(parameter)]]
+            for part, gradient in zip(parts, parameter.grad.flatten(1).chunk(len(parts)), strict=True):
+                part.grad = gradient.clone()
+        for optimizer in (muon, *singles):
+            optimizer.step()
+    assert {len(parts) for name, parts in alone.items() if "qkv" in name} == {blocks}
+    for parameter in handled:
+        expected = torch.cat([part.detach() for part in alone[names[id(parameter)]]]).view_as(parameter)
+        torch.testing.assert_close(parameter.detach(), expected, rtol=1e-9, atol=1e-9)
+
+
+def test_matrices_of_one_shape_are_orthogonalised_together(make_model: Callable[..., ViT], monkeypatch) -> None:
+    """Queries, keys and values on their own have the shape of the projection after attention."""
+    seen: list[tuple[int, ...]] = []
+
+    def watch(matrices: torch.Tensor) -> torch.Tensor:
+        seen.append(tuple(matrices.shape))
+        return matrices
+
+    monkeypatch.setattr("vitrail.training.muon.orthogonalize", watch)
+    start_state(build_optimizers(make_model(), Optim(optimizer="muon", muon_split="qkv"), 3))
+    assert sorted(seen) == [(3, 32, 64), (3, 64, 32), (12, 32, 32)]
+
+
 def test_muon_is_torchs_up_to_its_bfloat16() -> None:
     torch.manual_seed(3)
     first = torch.randn(64, 32)

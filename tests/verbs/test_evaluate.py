@@ -5,18 +5,24 @@ import re
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+from scipy.special import softmax
 from tests.data.conftest import picture
 from tests.evaluation.conftest import make_class_folders
 from tests.prediction.conftest import CLASSES, write_tiny
 from tests.report.test_render import Page, check_page
 
 import vitrail
+from vitrail.blocks import Numbers
 from vitrail.cli.main import main
 from vitrail.data import DataConfig, open_data, write_split_file
 from vitrail.errors import ConfigError, InputError
+from vitrail.evaluation.measurement import measure_split
 from vitrail.report.command_lines import flags
+from vitrail.report.sections import result_section
 from vitrail.verbs.evaluate import evaluate
+from vitrail.verbs.scores import _rows
 
 DIGITS = tuple("9876543210")
 
@@ -71,6 +77,27 @@ def test_both_doors_give_the_same(flat: Path, capsys: pytest.CaptureFixture[str]
     assert sections(Path("command/report.html")) == sections(Path("python/report.html"))
     again = "vitrail eval run flat --tta flip --robustness --robustness-pictures 2 --probe knn,linear --val-rate 0.2"
     assert again in Path("python/report.html").read_text(encoding="utf-8")
+
+
+def test_test_time_augmentation_stands_beside_the_plain_figures(flat: Path) -> None:
+    """In the JSON, on the console and in the report; the mean of the probabilities is written out here."""
+    plain, both = evaluate("run", "flat", val_rate=0.2), evaluate("run", "flat", tta="flip", val_rate=0.2)
+    change = {"change": lambda images, _: images.flip(-1)}
+    mirrored = measure_split(both.predictor, both.dataset, both.split, **change)  # pyright: ignore[reportArgumentType]
+    assert both.measurement is not None
+    assert both.measurement.averaged is not None
+    expected = (softmax(both.measurement.logits, axis=1) + softmax(mirrored.logits, axis=1)) / 2
+    np.testing.assert_allclose(softmax(both.measurement.averaged.logits, axis=1), expected, atol=1e-5)
+    assert "with_tta" not in plain.facts
+    assert both.facts["top1"] == plain.facts["top1"]
+    right = int((expected.argmax(1) == both.measurement.targets).sum())
+    assert both.facts["with_tta"]["top1"]["correct"] == right
+    rows = dict(_rows(both.measurement, both.facts))
+    assert rows["top-1 with tta"].startswith(f"{right / len(expected):.2%}")
+    assert rows["top-1 with tta"].endswith("the mean over 2 views of each picture (flip)")
+    assert "top-1 accuracy with tta" in both._repr_html_()
+    numbers = next(block for block in result_section(both.measurement).blocks if isinstance(block, Numbers))
+    assert any(fact.name == "top-1 accuracy with tta" and "2 views" in fact.note for fact in numbers.facts)
 
 
 def test_a_loaded_model_keeps_its_runs_split(flat: Path) -> None:

@@ -23,7 +23,7 @@ TAKEN: dict[str, tuple[type, ...]] = {  # verb → the dataclasses whose fields 
     **dict.fromkeys(("inspect", "convert"), (vitrail.Hints,)),
     "serve": (ServeSettings,),
 }
-# What may be passed for a field of this type; for `weights` and `classes`, which are texts, a path too.
+# What may be passed for a field of this type; for `weights`, `classes` and `teacher`, which are texts, a path too.
 WIDER: dict[Any, Any] = {
     Path | None: str | Path | None,
     tuple[int, int] | None: Size | None,
@@ -53,6 +53,6 @@ def test_editors_offer_the_fields_with_their_types(name: str) -> None:
         hints = get_type_hints(config)
         expected |= {field.name: hints[field.name] for field in dataclasses.fields(config)}
     for field, hint in expected.items():
-        wider = str | Path | None if field in ("weights", "classes") else WIDER.get(hint, hint)
+        wider = str | Path | None if field in ("weights", "classes", "teacher") else WIDER.get(hint, hint)
         assert offered.pop(field) == wider, field
     assert not offered

@@ -17,7 +17,7 @@ from vitrail.errors import WeightsError
 from vitrail.tasks.one import OneTrust
 from vitrail.weights.adapt import adapt
 from vitrail.weights.checkpoint import Checkpoint
-from vitrail.weights.native import BEFORE_TASKS, read_native, save_checkpoint
+from vitrail.weights.native import BEFORE_TASKS, VERSION, read_native, save_checkpoint
 from vitrail.weights.write import convert
 
 ONE = {"shape": [1, 1], "scale": 1.0, "base64": "ADw="}  # a single 1
@@ -42,6 +42,12 @@ def test_it_comes_back_from_the_file(tmp_path: Path, checkpoint: Checkpoint, tru
     with safe_open(path, framework="pt") as file:
         facts = json.loads(file.metadata()["vitrail"])
     assert facts["version"] == BEFORE_TASKS == 1  # readers from before ignore it, and compute the same logits
+    unsure = replace(checkpoint, trust=make_trust(make_predictor(), unsure=True))
+    save_checkpoint(unsure, path)
+    assert read_native(path).trust == unsure.trust
+    assert read_native(path).is_unsure
+    with safe_open(path, framework="pt") as file:
+        assert json.loads(file.metadata()["vitrail"])["version"] == VERSION  # readers from before are told to upgrade
     save_checkpoint(replace(checkpoint, trust=None), path)
     with safe_open(path, framework="pt") as file:
         assert "trust" not in json.loads(file.metadata()["vitrail"])

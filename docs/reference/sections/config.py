@@ -29,18 +29,18 @@ from vitrail.model.parts import (
 )
 from vitrail.runtimes.manifest import Manifest
 from vitrail.serving.settings import ServeSettings
-from vitrail.tasks.familiarity import Familiarity, Packed
+from vitrail.tasks.familiarity import Familiarity, Packed, Usual
 from vitrail.tasks.number import Number, NumberTrust
 from vitrail.tasks.one import LabelSets, One, OneTrust
 from vitrail.tasks.several import MissRates, Several, SeveralTrust
 from vitrail.tasks.task import Task, Trust
-from vitrail.training.config import Machine, Optim, Schedule, Selection, Start, TrainConfig
+from vitrail.training.config import Distill, Machine, Optim, Schedule, Selection, Start, TrainConfig
 from vitrail.weights.infer import Hints
 from vitrail.weights.metadata import Metadata, Origin
 
 # Section of a page → the dataclasses in it.
 GROUPS: dict[str, tuple[type[Any], ...]] = {
-    "training": (TrainConfig, Start, Optim, Schedule, Machine, Augment, DataConfig, Columns, Selection),
+    "training": (TrainConfig, Start, Optim, Schedule, Machine, Augment, DataConfig, Columns, Selection, Distill),
     "model": (
         *(ViTConfig, BlockConfig, PositionConfig, NoRelative, Rope, RelativeBias, Rates),
         *(PatchStem, ConvStem, ResNetStem),
@@ -51,7 +51,7 @@ GROUPS: dict[str, tuple[type[Any], ...]] = {
     "service": (ServeSettings,),
     "facts": (Origin,),
     "task": (Task, One, Several, Number),
-    "trust": (Trust, OneTrust, LabelSets, SeveralTrust, MissRates, NumberTrust, Familiarity, Packed),
+    "trust": (Trust, OneTrust, LabelSets, SeveralTrust, MissRates, NumberTrust, Familiarity, Packed, Usual),
     "manifest": (Manifest, Metadata),
 }
 _OF_CHECKPOINTS = ("facts", "task", "trust", "manifest")

@@ -14,7 +14,7 @@ GROUPS = {
     "Data": ("open_data", "check_data", "audit_data", "show_data", "shard_data"),
     "Load and use": ("load", "Predictor", "predict", "embed", "run_job", "search", "explain", "figures"),
     "Evaluate": ("evaluate", "Evaluation", "calibrate"),
-    "Checkpoints": ("inspect", "convert", "diff", "Hints"),
+    "Checkpoints": ("inspect", "convert", "average", "diff", "Hints"),
     "Ship": ("export", "benchmark", "push", "serve"),
     "Build": ("create", "variants", "models", "summary", "ViT", "ViTConfig"),
     "Problems": ("doctor", "VitrailError", "AssumptionWarning"),

@@ -38,6 +38,7 @@ HEADINGS = {
     "Optim": "Optimiser",
     "Schedule": "Schedule",
     "Augment": "Augmentation",
+    "Distill": "Distillation",
     "Selection": "Folds and search",
     "DataConfig": "Data",
     "Machine": "Machine",

@@ -11,7 +11,8 @@ from torch import Tensor
 
 from vitrail.data.augment.crops import crop_picture, crop_tensor, fit_for_shift, resized_crop_numbers, shift_batch
 from vitrail.data.augment.ops import take
-from vitrail.data.augment.pipeline import augment_batch, mix, soft_targets
+from vitrail.data.augment.outliers import pick_outliers
+from vitrail.data.augment.pipeline import augment_batch, mix, soft_targets, without_label
 from vitrail.data.config import Augment
 from vitrail.data.preprocess import Preprocess
 from vitrail.data.source import ArraySource, Source
@@ -92,16 +93,28 @@ class ChunkMaker:
         """Fill `out` (B, C, H, W), floats or bytes, from its start; a broken picture is replaced or left out."""
         images, indices, broken = self._crops(samples, draws, substitute)
         targets = torch.as_tensor(self.source.labels[indices])
-        if self.augment:
-            augment_batch(images, self._train_spec, self.augment, draws)
-        if out.dtype == torch.uint8:
-            out[: len(images)].copy_(images.round() if images.is_floating_point() else images)
-        else:
-            floats = normalize(images, self.spec, out[: len(images)])
-            if self.augment and self.augment.mixes:
-                mixed, targets = mix(floats, soft_targets(targets, self.num_classes), self.augment, draws)
-                floats.copy_(mixed)
+        if not self.augment:
+            self._write(images, out)
+            return Chunk(indices, targets, broken)
+        augment_batch(images, self._train_spec, self.augment, draws)
+        strange, outliers = pick_outliers(images, self.augment, draws)
+        floats = self._write(images, out)
+        if self.augment.pairs:
+            targets = soft_targets(targets, self.num_classes)
+        if self.augment.mixes:
+            mixed, targets = mix(floats, targets, self.augment, draws)
+            floats.copy_(mixed)
+        if len(strange):  # after the mixing, so that others are mixed with pictures of something
+            out[strange] = self._write(outliers, torch.empty(outliers.shape, dtype=out.dtype))
+            targets[strange] = without_label(self.source.labels, self.num_classes)
         return Chunk(indices, targets, broken)
+
+    def _write(self, images: Tensor, out: Tensor) -> Tensor:
+        """Fill `out` from its start with pixels: as bytes, or normalised."""
+        part = out[: len(images)]
+        if out.dtype == torch.uint8:
+            return part.copy_(images.round() if images.is_floating_point() else images)
+        return normalize(images, self.spec, part)
 
     def _crops(self, samples: Integers, draws: Draws, substitute: bool) -> tuple[Tensor, Integers, dict[str, str]]:
         """The crops of all samples that can be read, or of substitutes; which they are, and which cannot be read."""

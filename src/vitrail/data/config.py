@@ -120,6 +120,7 @@ class LoaderConfig:
     on_broken: Literal["skip", "error"] = "skip"  # a picture that cannot be read
     max_broken_rate: float = MAX_BROKEN_RATE  # more than this in one epoch is always an error
     pin_memory: bool = False  # for faster copies to a GPU
+    number_views: bool = False  # with fixed views, `Batch.indices` number these: version × samples + sample
     rank: int = 0  # of this process
     world_size: int = 1  # number of processes
 
@@ -143,6 +144,8 @@ AUGMENT_LIMITS = {
     "num_ops": (1, 100),  # each takes milliseconds, and no signal ends a run in the middle of a picture
     "magnitude": (0, 30),
     "repeats": (1, math.inf),
+    "outlier_rate": (0, 0.9),
+    "views": (0, math.inf),
 }
 
 
@@ -162,6 +165,8 @@ class Augment:
     """With crop=resized: the range of the crop's aspect ratio."""
     flip_rate: float = 0.5
     """Share of pictures that are flipped left to right."""
+    alternate_flip: bool = field(default=False, metadata=IF_USED)
+    """Flip each picture in every other epoch, from a random start: two epochs in a row show both sides."""
     vertical_flip_rate: float = 0.0
     """Share of pictures that are flipped upside down."""
     policy: Literal["none", "rand", "auto", "trivial", "three"] = "none"
@@ -188,6 +193,12 @@ class Augment:
     """Share of the mixed pictures that use cutmix, if both are on."""
     repeats: int = 1
     """Versions of each picture in one batch (repeated augmentation)."""
+    outlier_rate: float = field(default=0.0, metadata=IF_USED)
+    """Share of pictures that become outliers, scrambled until they show nothing, on which the model learns to be
+    unsure; it then knows unfamiliar pictures better. About 0.2 is usual."""
+    views: int = field(default=0, metadata=IF_USED)
+    """Fixed versions of each picture, which take turns; 0 makes a new one each time. A teacher is asked only once about
+    each of them, unless pictures are mixed."""
 
     def __post_init__(self) -> None:
         validate(self)
@@ -201,8 +212,28 @@ class Augment:
             raise ConfigError(f"ratio must be (low, high) with 0 < low ≤ high; got {self.ratio}.")
         if min(self.jitter) < 0 or self.jitter[3] > 0.5:
             raise ConfigError(f"jitter must be at least 0, and its hue at most 0.5; got {self.jitter}.")
+        if self.alternate_flip and not self.flip_rate:
+            raise ConfigError("flips pictures, and `flip_rate=0` does not; omit one of them.", field="alternate_flip")
 
     @property
     def mixes(self) -> bool:
         """Whether the targets are soft: a share of each class."""
         return (self.mixup > 0 or self.cutmix > 0) and self.mix_rate > 0
+
+    @property
+    def pairs(self) -> bool:
+        """Whether pictures are made of two: each and its neighbour."""
+        return self.mixes or self.outlier_rate > 0
+
+    @property
+    def is_random(self) -> bool:
+        """Whether a picture by itself is changed at random."""
+        rates = (self.flip_rate, self.vertical_flip_rate, self.erase_rate, *self.jitter)
+        return self.crop != "none" or self.policy != "none" or any(rates)
+
+    @property
+    def fixed_views(self) -> int:
+        """How many versions of each picture there are in training; 0 if they never end."""
+        if self.pairs:  # with whatever stands beside it
+            return 0
+        return self.views or (0 if self.is_random else 1)

@@ -22,6 +22,7 @@ from vitrail.data.config import Augment, LoaderConfig
 from vitrail.data.preprocess import Preprocess
 from vitrail.data.source import ArraySource, Dataset, Source, list_broken, refuse_broken
 from vitrail.errors import ConfigError, DataError
+from vitrail.registry import labels_of
 from vitrail.rng import Draws, Integers, permutation
 from vitrail.threads import start_workers
 from vitrail.wording import counted
@@ -145,6 +146,10 @@ class Loader:
         self._buffers = Buffers(self._ahead + 4, pinned=self.config.pin_memory)
         self._pool: ThreadPoolExecutor | None = None
         _check_batch_size(self.config, augment, len(self.source))
+        if augment and augment.outlier_rate > 0 and labels_of(dataset.task) not in ("class", "set"):
+            raise ConfigError(
+                f"gives pictures no class or label; these data have {dataset.labelling.what}.", field="outlier_rate"
+            )
         if self.config.evenly and self.source.blocks is not None:
             raise ConfigError(
                 "shards are read one after another, so that classes cannot be drawn equally often; use "
@@ -279,9 +284,22 @@ class Loader:
         ]
 
     def _make(self, order: Order, positions: Integers, images: Tensor, epoch: int) -> Chunk:
-        samples = order.samples[positions]
-        draws = Draws(self.config.seed, epoch, samples, order.repeats[positions])
-        return self._maker.make(samples, draws, images, substitute=self.augment is not None)
+        samples, repeats, augment = order.samples[positions], order.repeats[positions], self.augment
+        if augment is None or not (augment.views or augment.fixed_views):
+            draws = Draws(self.config.seed, epoch, samples, repeats)
+            return self._maker.make(samples, draws, images, substitute=augment is not None)
+        versions = (epoch * augment.repeats + repeats) % (augment.views or 1)
+        chunk = self._make_view(versions, samples, images)
+        return replace(chunk, indices=versions * len(self.source) + samples) if self.config.number_views else chunk
+
+    def view(self, version: int, samples: Integers) -> Tensor:
+        """One fixed version of these samples, as training sees it: (B, C, H, W)."""
+        images = torch.empty(len(samples), self.preprocess.channels, *self.preprocess.size)
+        self._make_view(version, samples, images)
+        return images
+
+    def _make_view(self, versions: int | Integers, samples: Integers, images: Tensor) -> Chunk:
+        return self._maker.make(samples, Draws(self.config.seed, versions, samples), images, substitute=True)
 
 
 def _fingerprint(source: Source) -> str:
@@ -296,8 +314,10 @@ def _check_batch_size(config: LoaderConfig, augment: Augment | None, num_samples
     if augment is None:
         return
     size = config.batch_size
-    if augment.mixes and size // config.world_size % 2:
-        raise ConfigError(f"mixup and cutmix pair pictures, so each rank's batch must be even; got {size} in total.")
+    if augment.pairs and size // config.world_size % 2:
+        raise ConfigError(
+            f"mixup, cutmix and outliers pair pictures, so each rank's batch must be even; got {size} in total."
+        )
     if augment.mixes and config.output == "bytes":
         raise ConfigError("mixup and cutmix need `output='float'`.")
     if size % augment.repeats:

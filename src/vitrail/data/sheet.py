@@ -254,5 +254,7 @@ def _caption(target: Tensor, dataset: Dataset, epoch: int | None) -> str:
         return f"epoch {epoch}"
     if labels_of(dataset.task) == "values":
         return f"epoch {epoch}\n{dataset.labelling.caption(target.numpy(), dataset.classes)}"
+    if labels_of(dataset.task) == "class" and bool((target == target[0]).all()):
+        return "an outlier,\nof no class"
     shares = [(float(target[label]), name) for label, name in enumerate(dataset.classes) if target[label] >= 0.005]
     return "\n".join(f"{share:.0%} {name}" for share, name in sorted(shares, reverse=True))

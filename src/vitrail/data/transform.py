@@ -73,9 +73,14 @@ def normalize(images: Tensor, spec: Preprocess, out: Tensor | None = None) -> Te
 
 def denormalize(images: Tensor, spec: Preprocess) -> Tensor:
     """The inverse of `normalize`, as bytes that can be shown."""
+    return restore_pixels(images, spec).round().to(torch.uint8)
+
+
+def restore_pixels(images: Tensor, spec: Preprocess) -> Tensor:
+    """The inverse of `normalize`, as floats in [0, 255]."""
     mean = torch.tensor(spec.mean, device=images.device).view(-1, 1, 1)
     std = torch.tensor(spec.std, device=images.device).view(-1, 1, 1)
-    return ((images * std + mean) * 255).round().clamp(0, 255).to(torch.uint8)
+    return ((images * std + mean) * 255).clamp(0, 255)
 
 
 def to_tensor(image: Image.Image) -> Tensor:

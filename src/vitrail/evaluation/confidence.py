@@ -17,6 +17,7 @@ from vitrail.evaluation.measurement import HELD_OUT, Measurement, Singles, align
 from vitrail.evaluation.ood import TRAINING_PICTURES, fit_familiarity, rank_by
 from vitrail.prediction import Predictor
 from vitrail.progress import Advance
+from vitrail.registry import labels_of
 from vitrail.rng import Integers
 from vitrail.tasks.coverage import FEWEST
 from vitrail.tasks.task import Trust
@@ -51,12 +52,14 @@ def fit_trust(
     split: str = "val",
     *,
     by_position: bool = False,
+    unsure: bool = False,
     known: Known = nothing_known,
     progress: Advance = lambda _: None,
 ) -> tuple[Trust, Measurement]:
     """What a calibration on a split finds, and what was measured for it; too few pictures are an error.
 
     Args:
+        unsure: whether the model was trained with outliers, so that familiarity shows in its logits too.
         known: what is known already of these samples of a split, by the order of the outputs; None: nothing is.
     """
     if len(dataset.split(split)) < FEWEST:
@@ -75,12 +78,15 @@ def fit_trust(
     start = time.perf_counter()
     kept, logits, features, broken = outputs_of(split)
     seconds = time.perf_counter() - start
-    seen, _, trained_on, _ = outputs_of("train", TRAINING_PICTURES)
+    train = outputs_of("train", TRAINING_PICTURES)
     measurement = make_measurement(dataset, split, outputs, kept, logits, broken, seconds)
     trust = predictor.task.calibrate(logits, measurement.targets, outputs.names, f"{dataset.name}, {split}")
-    familiarity = fit_familiarity(trained_on, _classes_of(dataset.split("train").labels[seen]), features)
+    classes = _classes_of(dataset.split("train").labels[train.samples])
+    both = (train.logits, logits) if unsure and _has_one_class(dataset) else None
+    familiarity = fit_familiarity(train.features, classes, features, both)
     trust = replace(trust, familiarity=familiarity)
-    return trust, replace(measurement, familiarity=None if familiarity is None else familiarity.scores(features))
+    scores = None if familiarity is None else familiarity.scores(features, logits)
+    return trust, replace(measurement, familiarity=scores)
 
 
 def fit_trust_by_others(
@@ -88,6 +94,7 @@ def fit_trust_by_others(
     dataset: Dataset,
     held_out: Measurement,
     *,
+    unsure: bool = False,
     known: Known = nothing_known,
     progress: Advance = lambda _: None,
 ) -> Trust:
@@ -102,10 +109,16 @@ def fit_trust_by_others(
     found = known("train", samples, outputs.order)
     found = found or _compute(predictor, dataset, "train", outputs.order, samples, progress)
     labels = _classes_of(dataset.split("train").labels[found.samples])
-    familiarity = fit_familiarity(found.features, labels, found.features)
+    both = (found.logits, found.logits) if unsure and _has_one_class(dataset) else None
+    familiarity = fit_familiarity(found.features, labels, found.features, both)
     if familiarity is None:
         return trust
     return replace(trust, familiarity=rank_by(familiarity, held_out.familiarity))
+
+
+def _has_one_class(dataset: Dataset) -> bool:
+    """Whether the highest logit stands out of all others: where labels are several, none of them may apply."""
+    return labels_of(dataset.task) == "class"
 
 
 def _classes_of(labels: Any) -> Integers:

@@ -29,6 +29,7 @@ from vitrail.tasks.one_metrics import Answers, Floats, Metrics, SetScores
 from vitrail.tasks.one_scores import OneScores
 from vitrail.tasks.task import Results, Task, Trust
 from vitrail.threads import map_in_order
+from vitrail.wording import counted
 
 HELD_OUT = "held-out"  # the split of what folds measured: each picture by a model that was not trained on it
 COVERAGE = 0.95  # of the label sets that are measured unless another is requested
@@ -53,6 +54,11 @@ def check_view(kind: ViewName | None) -> None:
     """Refuse an unknown kind of test-time augmentation."""
     if kind is not None and kind not in get_args(ViewName):
         raise ConfigError(f"has no {kind!r}; {suggest(str(kind), get_args(ViewName))}", field="tta")
+
+
+def count_views(kind: ViewName | None) -> int:
+    """How many views of each picture are computed."""
+    return len(views(torch.zeros(1, 1, 1, 1), kind))
 
 
 def _shifts(images: Tensor) -> list[Tensor]:
@@ -83,6 +89,13 @@ class Measurement:
     train_counts: tuple[int, ...] = ()  # training pictures with each label; empty: unknown
     folds: tuple[int, ...] | None = None  # of each picture, from 1, if the folds' models were measured
     chose_epoch: bool = False  # the weights are those of the best epoch on this split: optimistic
+    tta: ViewName | None = None  # the views whose outputs were averaged; None: each picture as it is
+    averaged: "Measurement | None" = None  # the same pictures with test-time augmentation, if that was measured too
+
+    @property
+    def described_views(self) -> str:
+        """What was averaged."""
+        return f"the mean over {counted(count_views(self.tta), 'view')} of each picture ({self.tta})"
 
     @cached_property
     def results(self) -> Results:
@@ -207,7 +220,9 @@ def measure_split(
     def compute(images: Singles) -> Singles:
         if known is not None:
             logits, features = predictor.runtime.logits_and_features(images)
-            return np.concatenate([logits[:, order], known.scores(features)[:, None].astype(np.float32)], axis=1)
+            return np.concatenate(
+                [logits[:, order], known.scores(features, logits)[:, None].astype(np.float32)], axis=1
+            )
         shown = views(torch.from_numpy(images), tta)
         computed = [predictor.runtime.logits(view.contiguous().numpy()) for view in shown]
         return predictor.task.average(computed)[:, order]
@@ -218,7 +233,7 @@ def measure_split(
     logits = np.ascontiguousarray(logits[:, : len(order)])
     refuse_broken(broken, len(samples), dataset.max_broken_rate)
     measurement = make_measurement(dataset, split, outputs, kept, logits, broken, time.perf_counter() - start)
-    return replace(measurement, trust=predictor.trust, familiarity=familiarity)
+    return replace(measurement, trust=predictor.trust, familiarity=familiarity, tta=tta)
 
 
 def make_measurement(

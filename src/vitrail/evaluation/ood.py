@@ -14,7 +14,7 @@ from vitrail.prediction import Predictor
 from vitrail.prediction.results import familiarity_of
 from vitrail.progress import Advance
 from vitrail.storage import Disk
-from vitrail.tasks.familiarity import UNFAMILIAR_RATE, Familiarity, Packed, pack
+from vitrail.tasks.familiarity import UNFAMILIAR_RATE, Familiarity, Packed, Usual, leads, pack
 from vitrail.tasks.one_metrics import Floats, Integers
 from vitrail.tasks.rates import Rate, rate
 
@@ -23,6 +23,7 @@ FEWEST = 50
 DIRECTIONS = 32
 MOST_CENTRES = 100  # classes up to which each has a centre of its own,
 FOR_A_CENTRE = 10  # if it has this many pictures
+LEAD_WEIGHT = 0.5  # of what logits say of a model that was trained with outliers, beside the distance
 STEPS = 100  # between the quantiles
 MOST_OTHERS = 10_000  # other pictures that are compared
 
@@ -38,8 +39,14 @@ class OodScores:
     marked: Rate  # the share of the others that the model marks as unfamiliar
 
 
-def fit_familiarity(features: Any, labels: Integers, validation: Any) -> Familiarity | None:
-    """From features of training pictures (N, D) and their labels, and those of validation pictures; None: too few."""
+def fit_familiarity(
+    features: Any, labels: Integers, validation: Any, logits: tuple[Any, Any] | None = None
+) -> Familiarity | None:
+    """From features of training pictures (N, D) and their labels, and those of validation pictures; None: too few.
+
+    Args:
+        logits: those of both, if the model was trained with outliers: they then show what it is unsure of.
+    """
     known = np.asarray(features).astype(np.float64)
     if len(known) < FEWEST:
         return None
@@ -52,7 +59,24 @@ def fit_familiarity(features: Any, labels: Integers, validation: Any) -> Familia
     packed = pack(centres)
     variances, directions, rest = _spread(known - packed.values[places])
     fitted = Familiarity(centres=packed, directions=directions, variances=variances, rest=rest, quantiles=(-1.0, 0.0))
-    return rank_by(fitted, fitted.scores(validation))
+    if logits is None:
+        return rank_by(fitted, fitted.scores(validation))
+    fitted = replace(fitted, usual=_find_usual(fitted, features, logits[0]))
+    return rank_by(fitted, fitted.scores(validation, logits[1]))
+
+
+def _find_usual(known: Familiarity, features: Any, logits: Any) -> Usual | None:
+    """What is usual of training pictures; None where they do not differ."""
+    distance, lead = np.sqrt(known.squared_distances(features)), leads(logits)
+    if not min(distance.std(), lead.std()) > 0:
+        return None
+    return Usual(
+        distance=float(distance.mean()),
+        distance_std=float(distance.std()),
+        lead=float(lead.mean()),
+        lead_std=float(lead.std()),
+        weight=LEAD_WEIGHT,
+    )
 
 
 def rank_by(known: Familiarity, scores: Floats) -> Familiarity:
@@ -96,7 +120,8 @@ def measure_ood(
     assert measurement.familiarity is not None
 
     def compute(images: Singles) -> Singles:
-        return known.scores(predictor.runtime.features(images))[:, None].astype(np.float32)
+        logits, features = predictor.runtime.logits_and_features(images)
+        return known.scores(features, logits)[:, None].astype(np.float32)
 
     samples = choose(len(others), MOST_OTHERS)
     _, scores, broken = run(predictor, others, samples, compute, progress=progress)

@@ -109,6 +109,7 @@ def facts(measurement: Measurement) -> dict[str, Any]:
         "pictures": len(measurement.targets),
         "broken": measurement.broken,
         **numbers,
+        **({} if measurement.averaged is None else {"with_tta": measurement.averaged.results.facts()}),
         "familiarity": familiarity_facts(measurement),
         "images_per_second": measurement.images_per_second,
         **results.details(),

@@ -154,13 +154,16 @@ class PatchStem:
 
 @dataclass(frozen=True, kw_only=True)
 class ConvStem:
-    """A few 3×3 convolutions, each with ReLU, before the patches are cut ("Early Convolutions Help Transformers")."""
+    """A few 3×3 convolutions before the patches are cut ("Early Convolutions Help Transformers")."""
 
     kind: Literal["conv"] = "conv"
     widths: tuple[int, ...] = (48, 96, 192, 384)  # channels that each convolution gives
     strides: tuple[int, ...] = (2, 2, 2, 2)  # one for each convolution
     norm: Literal["batch", "group", "none"] = "batch"  # group: of 8 channels, per picture, cheaper on a CPU
-    pool: bool = False  # reduce by 3×3 max pooling instead of by striding, as CCT does
+    pool: bool = False  # reduce by max pooling instead of by striding, as CCT does
+    # The window's side: 3, with a border, after the activation (CCT); or 2, before the norm, which has less to do then.
+    pool_size: Literal[2, 3] = field(default=3, metadata=IF_USED)
+    activation: Literal["relu", "gelu"] = field(default="relu", metadata=IF_USED)  # after each convolution
 
     def __post_init__(self) -> None:
         validate(self)
@@ -173,6 +176,8 @@ class ConvStem:
             require_positive("each of stem.widths and stem.strides", number)
         if self.norm == "group" and any(width % GROUP_SIZE for width in self.widths):
             raise ConfigError(f"stem.norm 'group' needs widths that are multiples of {GROUP_SIZE}; got {self.widths}.")
+        if self.pool_size != 3 and not self.pool:
+            raise ConfigError("stem.pool_size is the window of max pooling; set stem.pool to true, or omit it.")
 
     @property
     def stride(self) -> int:

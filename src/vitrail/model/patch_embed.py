@@ -27,19 +27,23 @@ def build_stem(stem: Stem, channels: int) -> tuple[nn.Module, int]:
 
 
 class Convolutions(nn.Sequential):
-    """3×3 convolutions with ReLU; each reduces the picture by its stride."""
+    """3×3 convolutions; each reduces the picture by its stride."""
 
     def __init__(self, stem: ConvStem, channels: int) -> None:
         layers: list[nn.Module] = []
         for width, stride in zip(stem.widths, stem.strides, strict=True):
-            step = 1 if stem.pool else stride
-            layers.append(nn.Conv2d(channels, width, 3, step, padding=1, bias=stem.norm == "none"))
+            layers.append(
+                nn.Conv2d(channels, width, 3, 1 if stem.pool else stride, padding=1, bias=stem.norm == "none")
+            )
+            pooled = stem.pool and stride > 1
+            if pooled and stem.pool_size == 2:
+                layers.append(nn.MaxPool2d(2, stride))
             if stem.norm == "batch":
                 layers.append(nn.BatchNorm2d(width))
             elif stem.norm == "group":
                 layers.append(nn.GroupNorm(width // GROUP_SIZE, width))
-            layers.append(nn.ReLU(inplace=True))
-            if stem.pool and stride > 1:
+            layers.append(nn.GELU() if stem.activation == "gelu" else nn.ReLU(inplace=True))
+            if pooled and stem.pool_size == 3:
                 layers.append(nn.MaxPool2d(3, stride, padding=1))
             channels = width
         super().__init__(*layers)

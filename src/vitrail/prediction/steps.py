@@ -57,7 +57,8 @@ def numbers_of(facts: Metadata, runtime: Runtime, images: Floats, wanted: Wanted
     if known is None:
         return runtime.logits(images)
     logits, features = runtime.logits_and_features(images)
-    return np.concatenate([logits, known.shares(known.scores(features))[:, None].astype(np.float32)], axis=1)
+    shares = known.shares(known.scores(features, logits))
+    return np.concatenate([logits, shares[:, None].astype(np.float32)], axis=1)
 
 
 def answer(facts: Metadata, name: str, numbers: Floats | str, num_classes: int, request: Request) -> Prediction:

@@ -241,6 +241,9 @@ def show_evaluation(title: str, measurement: Measurement | None, facts: dict[str
         first, *_ = measurement.results.drawings("").values()
         drawn = Drawings([encode_figure(first.draw, first.alt.partition(";")[0])])  # its numbers are in the rows
         rows += [("pictures", f"{len(measurement.targets):,}"), *measurement.results.summary()]
+        if measurement.averaged is not None:
+            name, text = measurement.averaged.results.summary()[0]
+            rows.append((f"{name} with tta", text))
     probes: dict[str, Any] = facts.get("probes", {})
     rows += [(f"{name} probe", f"{probes[name]['top1']['value']:.2%}") for name in ("knn", "linear") if name in probes]
     if few := probes.get("shots"):

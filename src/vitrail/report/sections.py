@@ -190,6 +190,11 @@ def result_section(measurement: Measurement, curves: Robustness | None = None) -
         text += "optimistic; only pictures that played no part in training are a fair test."
         blocks.append(Paragraph(text))
     numbers, others = take_numbers(results.blocks())
+    if (averaged := measurement.averaged) is not None:
+        name, text = averaged.results.summary()[0]
+        value, _, interval = text.partition(" (")
+        note = f"{averaged.described_views}{f' ({interval}' if interval else ''}"
+        numbers.append(Fact(f"{name} with tta", value, note))
     if (speed := measurement.images_per_second) is not None:
         numbers.append(Fact("throughput", f"{speed:,.0f}", "pictures per second, from file to prediction"))
     blocks += [Numbers(numbers), results.table(), *others]

@@ -37,7 +37,7 @@ class Manifest:
 
     def to_json(self) -> str:
         version = BEFORE_TRUST if self.facts.trust is None else BEFORE_TASKS
-        version = version if self.facts.task.kind == "one" else VERSION
+        version = version if self.facts.suits_older_readers else VERSION
         return json.dumps({"version": version, **to_dict(self)}, ensure_ascii=False)
 
     @property

@@ -2,14 +2,15 @@
 
 import base64
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
 import numpy as np
 
 from vitrail.errors import ConfigError
-from vitrail.schema import validate
+from vitrail.schema import IF_USED, validate
+from vitrail.wording import counted
 
 Floats = np.ndarray[Any, np.dtype[np.float64]]
 UNFAMILIAR_RATE = 0.05  # of validation pictures, which count as unfamiliar
@@ -46,11 +47,30 @@ def pack(values: Floats) -> Packed:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Usual:
+    """Of training pictures: the usual distance to the nearest centre, and the usual lead of the highest logit."""
+
+    distance: float  # the mean of the Mahalanobis distance (not squared)
+    distance_std: float
+    lead: float  # the mean of how far the highest logit is above the mean of all
+    lead_std: float
+    weight: float  # of the lead beside the distance
+
+    def __post_init__(self) -> None:
+        validate(self)
+        finite = all(map(math.isfinite, (self.distance, self.distance_std, self.lead, self.lead_std, self.weight)))
+        if not finite or min(self.distance_std, self.lead_std, self.weight) <= 0:
+            raise ConfigError("the usual distance and lead must be finite, their deviations and the weight above 0.")
+
+
+@dataclass(frozen=True, kw_only=True)
 class Familiarity:
     """Where the features of training pictures lie, to tell what is unlike all of them.
 
     A score is the negative squared Mahalanobis distance to the nearest centre (Lee et al., 2018), with one covariance
-    for all centres: its main directions, and the same variance in all others.
+    for all centres: its main directions, and the same variance in all others. A model that was trained with outliers
+    shows by its logits too that it is unsure: then a score is the weighted lead of the highest logit minus the
+    distance, each in standard deviations.
     """
 
     centres: Packed  # (centres, D): the mean of each class, or one for all where the classes are many
@@ -58,6 +78,7 @@ class Familiarity:
     variances: tuple[float, ...]  # (R,) along these directions
     rest: float  # the variance in every other direction
     quantiles: tuple[float, ...]  # of the scores of validation pictures, at equal steps from the lowest to the highest
+    usual: Usual | None = field(default=None, metadata=IF_USED)  # of a model that was trained with outliers
 
     def __post_init__(self) -> None:
         validate(self)
@@ -69,13 +90,26 @@ class Familiarity:
         if list(self.quantiles) != sorted(self.quantiles):
             raise ConfigError("the quantiles of familiarity must ascend.")
 
+    def describe(self) -> str:
+        """What it goes by, in a few words."""
+        logits = " and its logits" if self.usual else ""
+        return f"tells unfamiliar pictures by {counted(self.centres.shape[0], 'centre')}{logits}"
+
     def check_width(self, width: int) -> None:
         """Refuse to judge features of another width."""
         if self.centres.shape[1] != width:
             raise ConfigError(f"familiarity is about features of width {self.centres.shape[1]}; the model has {width}.")
 
-    def scores(self, features: Any) -> Floats:  # (N, D) → (N,)
-        """Higher is more familiar; 0 is the highest."""
+    def scores(self, features: Any, logits: Any = None) -> Floats:  # (N, D), (N, classes) → (N,)
+        """Higher is more familiar; the logits are needed where there is something usual about them."""
+        squares, usual = self.squared_distances(features), self.usual
+        if usual is None:
+            return -squares
+        lead = (leads(logits) - usual.lead) / usual.lead_std
+        return usual.weight * lead - (np.sqrt(squares) - usual.distance) / usual.distance_std
+
+    def squared_distances(self, features: Any) -> Floats:  # (N, D) → (N,)
+        """The squared Mahalanobis distance to the nearest centre."""
         numbers = np.asarray(features).astype(np.float64)
         directions, scales = self._basis, np.array(self.variances)
         along, nearest = numbers @ directions, np.full(len(numbers), np.inf)
@@ -83,7 +117,7 @@ class Familiarity:
             offset, part = numbers - centre, along - centre @ directions
             beside = np.maximum((offset**2).sum(axis=1) - (part**2).sum(axis=1), 0)
             nearest = np.minimum(nearest, (part**2 / scales).sum(axis=1) + beside / self.rest)
-        return -nearest
+        return nearest
 
     @cached_property
     def _basis(self) -> Floats:
@@ -93,6 +127,12 @@ class Familiarity:
     def shares(self, scores: Floats) -> Floats:
         """The shares of validation pictures that are less familiar, from 0 to 1."""
         return np.interp(scores, self.quantiles, np.linspace(0, 1, len(self.quantiles)))
+
+
+def leads(logits: Any) -> Floats:  # (N, classes) → (N,)
+    """How far the highest logit is above the mean of all, which no constant that is added to all of them changes."""
+    numbers = np.asarray(logits).astype(np.float64)
+    return numbers.max(axis=1) - numbers.mean(axis=1)
 
 
 def is_familiar(shares: Any) -> Any:

@@ -71,7 +71,7 @@ class NumberTrust(Trust):
         lines = [f"on {counted(self.pictures, 'picture')} of {self.data}"]
         lines += [f"intervals around each value for a coverage of up to {self.levels[-1]:g}"]
         known = self.familiarity
-        return lines + ([f"tells unfamiliar pictures by {counted(known.centres.shape[0], 'centre')}"] if known else [])
+        return lines + ([known.describe()] if known else [])
 
     def check_coverage(self, coverage: float) -> None:
         """Refuse a coverage that this calibration cannot promise."""
@@ -100,7 +100,7 @@ class Number(Task):
     # In the user's units for a single value. Of several, whose units may differ: the mean over the values, of mae and
     # rmse in standard deviations.
     metrics: ClassVar[Mapping[str, bool]] = {"mae": False, "rmse": False, "r2": True}
-    unsuited: ClassVar[Mapping[str, Any]] = {"label_smoothing": 0.0, "mixup": 0.0, "cutmix": 0.0}
+    unsuited: ClassVar[Mapping[str, Any]] = {"label_smoothing": 0.0, "mixup": 0.0, "cutmix": 0.0, "outlier_rate": 0.0}
     noun: ClassVar[tuple[str, str]] = ("value", "values")
     output: ClassVar[str] = "values"
     same: ClassVar[str] = "nearly the same values"
@@ -152,6 +152,11 @@ class Number(Task):
     def _check_count(self, count: int) -> None:
         if self.mean and count != len(self.mean):
             raise InputError(f"there must be {counted(len(self.mean), 'value')} for each picture; got {count}.")
+
+    def learned_from(self, outputs: "Tensor", teacher: Task, order: Sequence[int]) -> "Tensor":
+        """The teacher's values, in standard deviations of this task."""
+        values = teacher.probabilities(outputs.cpu().numpy(), None)[:, list(order)]
+        return outputs.new_tensor(self.standardise(values))
 
     def chance(self, targets: Array) -> float:
         """The mse of always answering the mean: about 1."""

@@ -102,7 +102,7 @@ class OneTrust(Trust):
         lines = [f"on {counted(self.pictures, 'picture')} of {self.data}: temperature {self.temperature:g}{even}"]
         lines += [f"label sets for a coverage of up to {self.sets.levels[-1]:g}"] if self.sets else []
         known = self.familiarity
-        return lines + ([f"tells unfamiliar pictures by {counted(known.centres.shape[0], 'centre')}"] if known else [])
+        return lines + ([known.describe()] if known else [])
 
 
 def probabilities(logits: Any, trust: Trust | None = None, scores: Scores = "softmax") -> Floats:  # (…, classes), each
@@ -177,6 +177,15 @@ class One(Task):
         from vitrail.tasks.one_loss import cross_entropy
 
         return cross_entropy(outputs, targets_of(targets), goal)
+
+    def imitation(self, outputs: "Tensor", answers: "Tensor", temperature: float, *, hard: bool) -> "Tensor":
+        """T² KL(teacher ‖ model) of softmax(logits / T) (Hinton et al., 2015); hard: its class is the label."""
+        import torch.nn.functional as F
+
+        if hard:
+            return F.cross_entropy(outputs, answers.argmax(dim=1))
+        own, wanted = ((logits / temperature).log_softmax(dim=1) for logits in (outputs, answers))
+        return F.kl_div(own, wanted, reduction="batchmean", log_target=True) * temperature**2
 
     def chance(self, targets: Array) -> float:
         return math.log(max(int(targets.max()) + 1, 2))

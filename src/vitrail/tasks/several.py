@@ -115,7 +115,7 @@ class SeveralTrust(Trust):
         ]
         lines += [f"label sets for a coverage of up to {self.sets.levels[-1]:g}"] if self.sets else []
         known = self.familiarity
-        return lines + ([f"tells unfamiliar pictures by {counted(known.centres.shape[0], 'centre')}"] if known else [])
+        return lines + ([known.describe()] if known else [])
 
 
 def scale(outputs: Any, trust: Trust | None) -> Floats:  # (…, L), each
@@ -183,6 +183,18 @@ class Several(Task):
         if goal.balance == "weight":
             positive = positive * outputs.new_tensor(positive_weights(goal))
         return -(targets * positive + (1 - targets) * negative).mean()
+
+    def imitation(self, outputs: "Tensor", answers: "Tensor", temperature: float, *, hard: bool) -> "Tensor":
+        """T² KL(teacher ‖ model), the mean over labels, each with its own probability sigmoid(logit / T)."""
+        import torch.nn.functional as F
+
+        if hard:
+            return F.binary_cross_entropy_with_logits(outputs, (answers > 0).float())
+        own, wanted = outputs / temperature, answers / temperature
+        share = wanted.sigmoid()
+        there = share * (F.logsigmoid(wanted) - F.logsigmoid(own))
+        absent = (1 - share) * (F.logsigmoid(-wanted) - F.logsigmoid(-own))
+        return (there + absent).mean() * temperature**2
 
     def chance(self, targets: Array) -> float:
         return math.log(2)  # a coin for each label

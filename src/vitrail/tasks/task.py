@@ -292,6 +292,15 @@ class Task(ABC):
     def loss(self, outputs: "Tensor", targets: "Tensor", goal: Goal) -> "Tensor":
         """The mean loss of (B, C) outputs, which training minimises; targets may be mixed: float (B, C)."""
 
+    def learned_from(self, outputs: "Tensor", teacher: "Task", order: Sequence[int]) -> "Tensor":
+        """The outputs of a teacher as this task's own, (B, C): `order` are those that this task has."""
+        return outputs[:, list(order)]
+
+    def imitation(self, outputs: "Tensor", answers: "Tensor", temperature: float, *, hard: bool) -> "Tensor":
+        """The mean distance of (B, C) outputs from a teacher's `answers`, which training minimises; `hard`: from what
+        it chooses, where it chooses anything. Unless a task has better: squared, and the same at any temperature."""
+        return (outputs - answers).square().mean()
+
     @abstractmethod
     def chance(self, targets: Array) -> float:
         """The loss of guessing without looking: far above it, training has diverged."""

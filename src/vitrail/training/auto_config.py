@@ -23,7 +23,16 @@ from vitrail.ranks import Ranks
 from vitrail.tasks.task import make_task
 from vitrail.training.config import Start, TrainConfig, apply_changes, read_field
 from vitrail.training.recipes import recipe, with_start
-from vitrail.training.setup import add_validation, check_start, fit_batch_size, open_training_data, require_weights
+from vitrail.training.setup import (
+    add_validation,
+    check_start,
+    fit_batch_size,
+    open_training_data,
+    own_channels,
+    require_weights,
+)
+from vitrail.training.teacher import check_channels as check_teachers_channels
+from vitrail.training.teacher import load_teacher
 from vitrail.weights.addresses import is_cached
 from vitrail.weights.pretrained import Pretrained, default, usual_size
 from vitrail.weights.read import open_checkpoint
@@ -153,6 +162,7 @@ def resolve(
     if check:
         dataset.refuse_labels()
     _check_depth(dataset, with_start(config, changes).start, model)
+    _check_teacher(dataset, with_start(config, changes), model, ranks)
     kind = None if name and not auto else look_at(dataset.split("train"))
     backbone, why = _get_backbone(dataset, kind, ranks, say, bool(name)) if auto and kind else (None, "")
     reasons = [why]
@@ -200,6 +210,16 @@ def _check_depth(dataset: Dataset, start: Start, model: ViTConfig | None) -> Non
         if start.weights is not None and open_checkpoint(start.weights).preprocess.value_range is not None:
             return
         refuse_unknown_range(depth, dataset.name)
+
+
+def _check_teacher(dataset: Dataset, config: TrainConfig, model: ViTConfig | None, ranks: Ranks) -> None:
+    """Refuse a teacher of other classes, another task or other channels before the pictures are looked at."""
+    if config.distill.teacher is None:
+        return
+    channels = model.channels if model is not None and config.start.weights is not None else None
+    channels = config.start.channels or channels or own_channels(dataset.split("train"))
+    spec = ranks.in_turn(lambda: load_teacher(config.distill, dataset)).preprocess
+    check_teachers_channels(spec.channels, channels)
 
 
 def _leaves_weights_open(config: TrainConfig, changes: dict[str, Any]) -> bool:

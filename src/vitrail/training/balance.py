@@ -66,10 +66,15 @@ def make_goal(setup: Setup, loss: str) -> Goal:
     """What a run asks of its loss; where `auto` is not settled yet, what the counts suggest."""
     counts, balance = _counts(setup), setup.config.optim.balance
     check_balance(balance, setup.task)
+    if balance == "logit" and setup.config.augment.outlier_rate > 0:
+        raise ConfigError(
+            '"logit" would teach that outliers are of rare classes; with `outlier_rate=`, use "weight" or "sample".',
+            field="balance",
+        )
     return Goal(
         loss=loss,
         label_smoothing=setup.config.optim.label_smoothing,
-        balance=_usual(setup.task, counts) if balance == "auto" else balance,
+        balance=_usual(setup, counts) if balance == "auto" else balance,
         counts=counts,
         pictures=len(setup.dataset.split("train")),
     )
@@ -83,7 +88,7 @@ def settle_balance(setup: Setup, say: Say) -> TrainConfig:
         on_features = config.start.training.on_features or config.start.probe
         if on_features and setup.has_validation and has_uneven_classes(setup):
             return config
-        balance = _usual(setup.task, counts)
+        balance = _usual(setup, counts)
         because = f"{setup.task.noun[1]} are {'uneven' if is_uneven(counts) else 'even'}{_extremes(counts)}"
         if len(setup.task.balances) > 1:  # where labels are numbers, there is nothing to balance
             say(f"balance: {NAMES.get(balance, 'none')}, since {because}")
@@ -100,9 +105,12 @@ def _counts(setup: Setup) -> tuple[int, ...]:
     return count_labels(setup.dataset.split("train").labels, len(setup.dataset.classes))
 
 
-def _usual(task: Task, counts: Sequence[int]) -> str:
+def _usual(setup: Setup, counts: Sequence[int]) -> str:
     """What uneven labels get without a trial."""
-    return next((name for name in NAMES if name in task.balances), "none") if is_uneven(counts) else "none"
+    names = [name for name in NAMES if name in setup.task.balances]
+    if setup.config.augment.outlier_rate > 0 and "logit" in names:
+        names.remove("logit")  # outliers would seem to be of rare classes
+    return next(iter(names), "none") if is_uneven(counts) else "none"
 
 
 def _extremes(counts: Sequence[int]) -> str:

@@ -97,14 +97,17 @@ def calibrate(
         return None if known is None else _classify(known, predictor, setup.dataset.split(split), samples, order)
 
     what = "pictures measured for the calibration"
+    unsure = setup.config.augment.outlier_rate > 0
     try:
         if held_out is not None:
             advance = _counter(listener, what, min(TRAINING_PICTURES, len(setup.dataset.split("train"))))
-            trust = fit_trust_by_others(predictor, setup.dataset, held_out, known=classify, progress=advance)
+            trust = fit_trust_by_others(
+                predictor, setup.dataset, held_out, unsure=unsure, known=classify, progress=advance
+            )
             measurement = held_out
         else:
             advance = _counter(listener, what, count_pictures(setup.dataset))
-            trust, measurement = fit_trust(predictor, setup.dataset, known=classify, progress=advance)
+            trust, measurement = fit_trust(predictor, setup.dataset, unsure=unsure, known=classify, progress=advance)
     except VitrailError as error:
         listener.said(f"the model is not calibrated: {error}")
         return predictor, held_out

@@ -14,6 +14,7 @@ from vitrail.data.preprocess import check_range
 from vitrail.errors import ConfigError, shorten, suggest
 from vitrail.schema import IF_USED, parse_size, to_dict, validate
 from vitrail.synonyms import suggest_option
+from vitrail.training.distill_config import Distill
 
 
 def _require(config: object, **ranges: tuple[float, float]) -> None:
@@ -86,6 +87,9 @@ class Start:
     """Dropout rate."""
     drop_path: float = 0.0
     """DropPath rate of the last block."""
+    whiten: Literal["off", "on", "frozen"] = field(default="off", metadata=IF_USED)
+    """From scratch: start with first filters that whiten the patches of the training pictures (on), and keep them as
+    they are (frozen)."""
 
     def __post_init__(self) -> None:
         validate(self)
@@ -103,6 +107,8 @@ class Start:
             raise ConfigError("names the classes of the weights; pass `weights=` too, or omit it.", field="classes")
         if self.weights is not None and self.model is not None:
             raise ConfigError("weights bring their own model; pass `weights=` or `model=`, not both.")
+        if self.whiten != "off" and self.weights is not None:
+            raise ConfigError('is for training from scratch; omit it, or pass `weights="none"`.', field="whiten")
 
     @property
     def training(self) -> Training:
@@ -133,6 +139,8 @@ class Optim:
     """Highest learning rate (with muon: of AdamW's part)."""
     muon_lr: float = 0.02
     """With muon: highest learning rate of the matrices."""
+    muon_split: Literal["none", "qkv", "heads"] = field(default="none", metadata=IF_USED)
+    """With muon: whether queries, keys and values are one matrix, one each, or one for each head."""
     weight_decay: float = 0.05
     """Weight decay, of matrices and filters only: never of norms, biases, tokens or positions."""
     momentum: float = 0.9
@@ -279,12 +287,13 @@ class TrainConfig:
     augment: Augment = field(default_factory=Augment)
     source: DataConfig = field(default_factory=DataConfig)
     selection: Selection = field(default=Selection(), metadata=IF_USED)
+    distill: Distill = field(default=Distill(), metadata=IF_USED)
 
     def __post_init__(self) -> None:
         validate(self)
 
 
-PARTS = ("start", "optim", "schedule", "machine", "augment", "source", "selection")
+PARTS = ("start", "optim", "schedule", "machine", "augment", "source", "selection", "distill")
 
 
 @cache

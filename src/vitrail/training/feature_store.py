@@ -28,7 +28,7 @@ from vitrail.weights.checkpoint import Checkpoint
 from vitrail.weights.native import fingerprint
 from vitrail.weights.tensor_files import bytes_of, read_safetensors, write_safetensors
 
-FOLDER = "features"
+FOLDER, ANSWERS = "features", "answers"  # in a run folder; the latter is what a teacher says, by the same means
 PART = 64  # pictures of a file: what a killed run computes again at most; a power of two
 
 
@@ -64,7 +64,12 @@ def backbone_key(backbone: Checkpoint) -> str:
 
 def features_key(backbone: Checkpoint, source: Source, contents: str = "") -> str:
     """Everything that the features of a split depend on; `contents` identifies those of the pictures."""
-    digest = hashlib.sha256(backbone_key(backbone).encode())
+    return split_key(backbone_key(backbone), source, contents)
+
+
+def split_key(made_by: str, source: Source, contents: str = "") -> str:
+    """A hash of what something was computed with, and of the pictures of a split that it was computed from."""
+    digest = hashlib.sha256(made_by.encode())
     for index in range(len(source)):
         size = source.size(index) if isinstance(source, FileSource) else 0
         digest.update(f"{source.key(index)}\0{size}\n".encode("utf-8", "surrogateescape"))

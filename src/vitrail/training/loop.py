@@ -66,6 +66,7 @@ class Trainer:
         self.engine = make_engine(setup, self.module, self.objective, ranks)
         self._given = loaders or {}
         self.loader = self._batches("train")
+        self.objective.prepare(self.loader, ranks, self.listener, folder)
         self.val_loader = self._batches("val") if setup.has_validation else None
         self._validation = "" if self.val_loader is None else str(self.val_loader.state_dict()["data"])
         self.ema = None if config.optim.ema is None else EMA(self.objective, config.optim.ema)

@@ -19,24 +19,30 @@ COEFFICIENTS = (3.4445, -4.7750, 2.0315)  # of the quintic that lifts small sing
 
 
 class Muon(Optimizer):
-    """For matrices only; filters count as matrices of (filters, weights of each)."""
+    """For matrices only; filters count as matrices of (filters, weights of each).
+
+    A group's `blocks`, if it has them, tell for each of its parameters into how many blocks of rows it is divided:
+    each is a matrix of its own.
+    """
 
     def __init__(self, groups: Iterable[dict[str, Any]]) -> None:
-        super().__init__(groups, {"lr": 0.02, "weight_decay": 0.0})
+        super().__init__(groups, {"lr": 0.02, "weight_decay": 0.0, "blocks": None})
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> None:  # pyright: ignore[reportIncompatibleMethodOverride]
         """One update from the gradients as they are."""
         assert closure is None
         for group in self.param_groups:
-            shapes: dict[torch.Size, list[Tensor]] = {}
-            for parameter in group["params"]:
+            shapes: dict[tuple[int, int], list[Tensor]] = {}  # of the matrices
+            counts = group["blocks"] or [1] * len(group["params"])
+            for parameter, blocks in zip(group["params"], counts, strict=True):
                 if parameter.grad is not None:
-                    shapes.setdefault(parameter.shape, []).append(parameter)
-            for parameters in shapes.values():
-                self._update(parameters, group["lr"], group["weight_decay"])
+                    shape = len(parameter) // blocks, parameter.numel() // len(parameter)
+                    shapes.setdefault(shape, []).append(parameter)
+            for shape, parameters in shapes.items():
+                self._update(parameters, shape, group["lr"], group["weight_decay"])
 
-    def _update(self, parameters: list[Tensor], lr: float, weight_decay: float) -> None:
+    def _update(self, parameters: list[Tensor], shape: tuple[int, int], lr: float, weight_decay: float) -> None:
         updates: list[Tensor] = []
         for parameter in parameters:
             memory = self.state[parameter]
@@ -45,12 +51,13 @@ class Muon(Optimizer):
             grad = parameter.grad
             assert grad is not None
             memory["momentum"].lerp_(grad, 1 - MOMENTUM)
-            updates.append(grad.lerp(memory["momentum"], MOMENTUM))  # Nesterov's look-ahead
-        steps = orthogonalize(torch.stack(updates).flatten(2))
-        rows, columns = steps.shape[-2:]
+            update = grad.lerp(memory["momentum"], MOMENTUM)  # Nesterov's look-ahead
+            updates.append(update.reshape(-1, *shape))  # (blocks, rows, columns)
+        steps = orthogonalize(torch.cat(updates)).split([len(blocks) for blocks in updates])
+        rows, columns = shape
         scale = max(1.0, rows / columns) ** 0.5
         for parameter, step in zip(parameters, steps, strict=True):
-            parameter.mul_(1 - lr * weight_decay).add_(step.view_as(parameter), alpha=-lr * scale)
+            parameter.mul_(1 - lr * weight_decay).add_(step.reshape(parameter.shape), alpha=-lr * scale)
 
 
 def orthogonalize(matrices: Tensor) -> Tensor:  # (…, rows, columns)

@@ -22,12 +22,15 @@ from vitrail.ranks import Ranks
 from vitrail.tasks.task import Task
 from vitrail.training.balance import METRIC, has_uneven_classes, make_goal
 from vitrail.training.curves import Choice, choice_of
+from vitrail.training.distillation import Distillation, make_distillation
 from vitrail.training.features import FeatureLoader, feature_loader
 from vitrail.training.gradients import Outcome, move
 from vitrail.training.listener import Listener
 from vitrail.training.lora import adapted_layers, merged, write_adapter
 from vitrail.training.setup import Setup, plain_loader, training_loader
 from vitrail.training.snapshots import RunState
+from vitrail.training.teacher_answers import keep_answers
+from vitrail.training.whitening import first_weight
 from vitrail.weights.checkpoint import Checkpoint
 from vitrail.weights.peft import libraries
 from vitrail.weights.proof import Agreement, compare, outputs, sample_images
@@ -116,6 +119,9 @@ class Objective(nn.Module, ABC):
         """
         return training_loader(self.setup, ranks) if split == "train" else plain_loader(self.setup, split, ranks)
 
+    def prepare(self, loader: Batches, ranks: Ranks, listener: Listener, folder: Path) -> None:
+        """Compute what is needed once for the batches of training, or read it from the run folder."""
+
     def blank(self, device: torch.device) -> Batch:
         """A sample of the right shapes, for a rank without pictures that must take part."""
         config = self.setup.model.config
@@ -154,14 +160,31 @@ class Supervised(Objective):
         self.task.check_goal(self.goal)
         self.shown = _shown_metrics(setup, self.choice)
         self._chance = setup.task.chance(setup.dataset.split("train").labels)
+        self.distillation = make_distillation(setup)
+
+    def features(self, inputs: Tensor) -> Tensor:
+        """What the head sees of the inputs of a batch."""
+        return self.model.features(inputs)
 
     def outputs(self, inputs: Tensor) -> Tensor:
         """What the model says of the inputs of a batch."""
-        return self.model(inputs)
+        return self.model.classify(self.features(inputs))
 
     def forward(self, batch: Batch) -> Outcome:
+        if self.training and self.distillation is not None:
+            return self._learn_from_teacher(batch, self.distillation)
         outputs = self.outputs(batch.images).float()
         return Outcome(self.task.loss(outputs, batch.targets, self.goal), {}, outputs)
+
+    def _learn_from_teacher(self, batch: Batch, distillation: Distillation) -> Outcome:
+        features = self.features(batch.images)
+        outputs = self.model.classify(features).float()
+        return distillation(batch, self.task.loss(outputs, batch.targets, self.goal), outputs, features)
+
+    def prepare(self, loader: Batches, ranks: Ranks, listener: Listener, folder: Path) -> None:
+        if self.distillation is not None and self.setup.kept_views:
+            rows = loader.stored.indices if isinstance(loader, FeatureLoader) else None
+            self.distillation.known = keep_answers(self.setup, ranks, listener, folder, rows)
 
     def score(self, outcome: Outcome, batch: Batch) -> Any:
         assert outcome.outputs is not None
@@ -185,8 +208,8 @@ class HeadOnFeatures(Supervised):
         assert self.model.head is not None
         return self.model.head.parameters()
 
-    def outputs(self, inputs: Tensor) -> Tensor:
-        return self.model.classify(inputs)
+    def features(self, inputs: Tensor) -> Tensor:
+        return inputs
 
     def batches(self, split: str, ranks: Ranks, listener: Listener, folder: Path) -> Batches:
         return feature_loader(self.setup, split, ranks, listener, folder)
@@ -197,7 +220,12 @@ class LowRank(Supervised):
 
     def trained(self) -> Iterable[nn.Parameter]:
         pairs = [layer.adapters for _, layer in adapted_layers(self.setup.model)]
-        return (weight for part in (*pairs, self.setup.model.head) if part is not None for weight in part.parameters())
+        return (
+            weight
+            for part in (*pairs, self.setup.model.head, self.distillation)
+            if part is not None
+            for weight in part.parameters()
+        )
 
     def plain(self, tensors: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
         return merged(self.setup.model, tensors)
@@ -246,8 +274,10 @@ def make_objective(setup: Setup) -> Objective:
 
 
 def freeze(objective: Objective) -> Objective:
-    """The objective, whose weights are frozen if it does not train them."""
+    """The objective, whose weights are frozen if it does not train them, or if they are to stay as they began."""
     trained = set(objective.trained())
+    if objective.setup.config.start.whiten == "frozen":
+        trained.discard(first_weight(objective.setup.model))
     for parameter in objective.parameters():
         parameter.requires_grad_(parameter in trained)
     return objective

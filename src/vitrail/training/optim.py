@@ -7,11 +7,13 @@ import re
 from collections.abc import Generator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.optim import SGD, AdamW, Optimizer
 
+from vitrail.model.attention import Attention
 from vitrail.training.config import Optim, Schedule
 from vitrail.training.muon import Muon
 
@@ -27,6 +29,7 @@ class Group:
     decay: float
     lr: float
     parameters: list[nn.Parameter] = field(default_factory=list[nn.Parameter])
+    blocks: list[int] = field(default_factory=list[int])  # of rows, that muon treats as matrices, in each of them
 
 
 def group_parameters(model: nn.Module, config: Optim, depth: int) -> list[Group]:
@@ -42,6 +45,7 @@ def group_parameters(model: nn.Module, config: Optim, depth: int) -> list[Group]
         lr *= config.layer_decay ** (depth + 1 - layer_of(name, depth))
         group = groups.setdefault((kind, decay, lr), Group(kind, decay, lr))
         group.parameters.append(parameter)
+        group.blocks.append(count_blocks(model, own_name, config.muon_split))
     return list(groups.values())
 
 
@@ -54,6 +58,16 @@ def is_hidden_matrix(name: str, parameter: Tensor) -> bool:
     """What Muon is for: the hidden matrices, but neither the first layer, which gets the pixels, nor the head."""
     inside = name.startswith(("blocks.", "embed.stem.")) and not name.startswith(_FIRST_FILTERS)
     return parameter.ndim > 1 and inside
+
+
+def count_blocks(model: nn.Module, name: str, split: str) -> int:
+    """How many matrices a parameter is to Muon: queries, keys and values may be one, one each, or one for each head."""
+    module, _, own = name.rpartition(".qkv.")
+    if split == "none" or own != "weight":
+        return 1
+    attention = model.get_submodule(module)
+    assert isinstance(attention, Attention)
+    return 3 if split == "qkv" else 3 * attention.heads
 
 
 def layer_of(name: str, depth: int) -> int:
@@ -71,13 +85,12 @@ def build_optimizers(model: nn.Module, config: Optim, depth: int) -> list[Optimi
 
 
 def _build(kind: str, groups: list[Group], config: Optim) -> Optimizer:
-    settings = [
-        {"params": group.parameters, "weight_decay": group.decay, "lr": group.lr, "peak_lr": group.lr}
-        for group in groups
-        if group.kind == kind
+    own = [group for group in groups if group.kind == kind]
+    settings: list[dict[str, Any]] = [
+        {"params": group.parameters, "weight_decay": group.decay, "lr": group.lr, "peak_lr": group.lr} for group in own
     ]
     if kind == "muon":
-        return Muon(settings)
+        return Muon([each | {"blocks": group.blocks} for each, group in zip(settings, own, strict=True)])
     if kind == "sgd":
         return SGD(settings, lr=config.lr, momentum=config.momentum)
     return AdamW(settings, lr=config.lr, betas=(0.9, config.beta2), fused=True)

@@ -40,8 +40,9 @@ from vitrail.training.run_folder import (
 from vitrail.training.setup import Setup, fit_batch_size
 from vitrail.training.signals import InterruptedRunError
 from vitrail.training.snapshots import LAST, RunState
+from vitrail.training.whitening import whiten
 from vitrail.weights.native import read_native
-from vitrail.wording import show_metric
+from vitrail.wording import counted, show_metric
 
 PROBE = "probe"  # the folder of the head's own run
 
@@ -63,6 +64,8 @@ def carry_out(
     """
     setup, loaders = try_balances(setup, ranks, folder, listener)
     head = probe(setup, ranks, folder, listener, loaders) if setup.config.start.probe else None
+    if setup.config.start.whiten != "off":
+        whiten_once(setup, ranks, folder, listener)
     on_features = setup.config.start.training.on_features
     trainer = Trainer(setup, ranks, folder, listener, loaders=loaders if on_features else None)
     if resume:
@@ -98,6 +101,19 @@ def carry_out(
         write_metrics(run)
         (folder / ELASTIC).unlink(missing_ok=True)
     return run, predictor
+
+
+def whiten_once(setup: Setup, ranks: Ranks, folder: Path, listener: Listener) -> None:
+    """Give a run its first filters, unless it has gone beyond that: its checkpoints have them."""
+    if has_begun(ranks, folder):
+        return
+    count = whiten(setup.model, setup.dataset, setup.preprocess, setup.config.machine.seed)
+    listener.said(f"the first filters whiten the patches of {counted(count, 'training picture')}")
+
+
+def has_begun(ranks: Ranks, folder: Path) -> bool:
+    """Whether a run has a checkpoint to go back to."""
+    return ranks.from_first(lambda: bool(snapshots.list_snapshots(folder / LAST)))
 
 
 def write_metrics(run: Run) -> None:
@@ -152,7 +168,7 @@ def probe(
     setup: Setup, ranks: Ranks, folder: Path, listener: Listener, loaders: Mapping[str, Batches] | None = None
 ) -> EpochRow | None:
     """Train the head and put it into the model and the run folder; None if the run has gone beyond that."""
-    if ranks.from_first(lambda: bool(snapshots.list_snapshots(folder / LAST))):
+    if has_begun(ranks, folder):
         return None
     began = time.monotonic()
     trainer = Trainer(_head_of(setup, ranks), ranks, folder / PROBE, Quiet(listener), loaders=loaders)

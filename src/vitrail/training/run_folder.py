@@ -33,7 +33,7 @@ from vitrail.training.auto_config import AUTO, NONE
 from vitrail.training.best_weights import BEST
 from vitrail.training.config import Selection, TrainConfig, apply_changes, describe_config, read_field
 from vitrail.training.curves import RESULTS, read_rows
-from vitrail.training.feature_store import FOLDER
+from vitrail.training.feature_store import ANSWERS, FOLDER
 from vitrail.training.fold_scores import INTERVAL, Spread, Trial, describe_best, spread_of
 from vitrail.training.objectives import SplitScore
 from vitrail.training.run_data import write_contents
@@ -49,7 +49,7 @@ ELASTIC = ".elastic"  # the name of torchrun's job, while the run lasts
 # What may differ in a resumed run: how it is carried out, and where its files are now.
 CHANGEABLE = {
     *("workers", "save_minutes", "device", "strategy", "recompute"),
-    *("data", "data_dir", "split_file", "max_broken_rate", "weights", "classes"),
+    *("data", "data_dir", "split_file", "max_broken_rate", "weights", "classes", "teacher"),
 }
 SETTLED = {"batch_size", "compile"}  # the run may have decided these by measuring
 AUTOMATIC = (("precision", AUTO), ("balance", AUTO))  # and these, whatever it is now
@@ -317,7 +317,7 @@ def check_space(folder: Path, setup: Setup) -> None:
     weights = sum(parameter.numel() * 4 for parameter in setup.model.parameters())
     needed = weights * (4 * 3 + 1) + SPARE_BYTES  # three checkpoints of weights, two moments and average; best
     pictures = max((len(source) for name, source in setup.dataset.splits.items() if name != "train"), default=0)
-    needed += disk_bytes(pictures, len(setup.dataset.classes))
+    needed += disk_bytes(pictures, len(setup.dataset.classes)) + setup.kept_views * setup.answer_bytes
     free = shutil.disk_usage(folder).free
     if free < needed:
         raise ConfigError(
@@ -375,7 +375,7 @@ def begin(setup: Setup, folder: Path, lock: RunLock) -> None:
 
 def sweep(folder: Path) -> None:
     """Remove the drafts of files that a killed run was about to write."""
-    for place in (folder, folder / "weights", folder / FOLDER):
+    for place in (folder, folder / "weights", folder / FOLDER, folder / ANSWERS):
         sweep_drafts(place, MARKS)  # of whatever machine: the run is locked
     snapshots.sweep(folder / LAST)
     snapshots.refuse_links(folder / RESULTS)

@@ -7,7 +7,6 @@ from vitrail.data import Dataset
 from vitrail.data.agreement import check_same_data
 from vitrail.prediction import Predictor
 from vitrail.ranks import Ranks, join_ranks
-from vitrail.training import snapshots
 from vitrail.training.auto_config import resolve
 from vitrail.training.config import Selection, TrainConfig
 from vitrail.training.cost import Measured
@@ -15,11 +14,10 @@ from vitrail.training.folds import carry_out_folds, settle_folds
 from vitrail.training.listener import Listener
 from vitrail.training.plan import settle
 from vitrail.training.recipes import ask_for
-from vitrail.training.run import carry_out
+from vitrail.training.run import carry_out, has_begun
 from vitrail.training.run_data import reopen_data, report_replaced
 from vitrail.training.run_folder import SPLIT, Run, RunLock, begin, check_shared, read_config, refuse_part, take_begun
 from vitrail.training.setup import Setup, prepare_run
-from vitrail.training.snapshots import LAST
 from vitrail.training.trials import carry_out_search, settle_search
 
 
@@ -54,7 +52,7 @@ def settle_run(
 def reopen(config: TrainConfig, folder: Path, ranks: Ranks, listener: Listener) -> Setup:
     """The setup of a begun run, on the pictures that it began with."""
     ranks.from_first(lambda: refuse_part(folder))
-    begun = ranks.from_first(lambda: bool(snapshots.list_snapshots(folder / LAST)))
+    begun = has_begun(ranks, folder)
     dataset = ranks.in_turn(lambda: reopen_data(config, folder / SPLIT, listener.said))
     check_same_data(dataset, ranks)
     ranks.from_first(lambda: report_replaced(dataset, folder, listener.said))

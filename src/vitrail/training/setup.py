@@ -10,7 +10,7 @@ import torch
 from vitrail.data import Dataset, LoaderConfig, Preprocess, open_data
 from vitrail.data.datasets import check_where
 from vitrail.data.loader import Loader
-from vitrail.data.source import ArraySource, default_preprocess
+from vitrail.data.source import ArraySource, Source, default_preprocess
 from vitrail.errors import ConfigError
 from vitrail.model import Rates, ViT, ViTConfig, variant
 from vitrail.ranks import Ranks
@@ -19,12 +19,17 @@ from vitrail.tasks.task import Task, make_task
 from vitrail.training.config import TrainConfig, apply_changes
 from vitrail.training.feature_store import Features
 from vitrail.training.lora import add_adapters
+from vitrail.training.teacher import Teacher, open_teacher
+from vitrail.training.whitening import check_whitening
 from vitrail.weights.adapt import adapt, join_heads
 from vitrail.weights.read import check_source, open_checkpoint
+from vitrail.weights.resolve import locate
 from vitrail.weights.sanity import check_numbers
 from vitrail.wording import counted
 
 EVAL_BATCH = 256
+MOST_ANSWERS = 4 << 30  # bytes of what a teacher says of all fixed views: more are not kept
+HALF = 2  # bytes of a number of half precision
 LEAST_BATCHES = 8  # per epoch: a batch size that would leave fewer is lowered
 
 
@@ -40,6 +45,20 @@ class Setup:
     source: str = ""  # where the first weights came from
     began: float = field(default_factory=time.monotonic)  # when the user's minutes began to run
     shared: Mapping[str, Features] | None = None  # of each split, if other runs use them too; else computed here
+    teacher: Teacher | None = None  # a model to learn from, beside the labels
+
+    @property
+    def kept_views(self) -> int:
+        """The fixed views of each picture about which the teacher is asked once; 0: it is asked about each batch."""
+        if self.teacher is None or self.config.distill.teacher is None:
+            return 0
+        views = 1 if self.config.start.training.on_features else self.config.augment.fixed_views
+        return views if views * self.answer_bytes <= MOST_ANSWERS or self.config.start.training.on_features else 0
+
+    @property
+    def answer_bytes(self) -> int:
+        """What a teacher says of one view of each training picture, as it is kept."""
+        return 0 if self.teacher is None else len(self.dataset.split("train")) * self.teacher.width * HALF
 
     @property
     def has_validation(self) -> bool:
@@ -54,12 +73,16 @@ def check_start(config: TrainConfig, *, may_get_weights: bool = False) -> ViTCon
     start = config.start
     if not may_get_weights:
         require_weights(config)
+    if config.distill.teacher is not None:
+        locate(config.distill.teacher, allow_export=True)
     if start.weights is not None:
         model = check_source(start.weights, class_names=start.classes)
     else:
         model = None if start.model is None else variant(start.model)
     if model is not None and start.image_size is not None:
         replace(model, image_size=start.image_size)
+    if model is not None and start.whiten != "off":
+        check_whitening(model)
     if config.data:
         check_where(config.data)
     return model
@@ -97,10 +120,19 @@ def add_validation(dataset: Dataset, config: TrainConfig) -> Dataset:
 
 
 def prepare_run(config: TrainConfig, dataset: Dataset) -> Setup:
-    """The model with its first weights; everything random follows from the seed."""
+    """The model with its first weights; everything random follows from the seed. And its teacher, if it has one."""
+    setup = _prepare_model(config, dataset)
+    teacher = open_teacher(config.distill, dataset, setup.task, setup.preprocess)
+    if teacher is None:
+        return setup
+    known = apply_changes(config, {"teacher_sha256": teacher.sha256})  # a resumed run must have the same
+    return replace(setup, config=known, teacher=teacher)
+
+
+def _prepare_model(config: TrainConfig, dataset: Dataset) -> Setup:
     torch.manual_seed(config.machine.seed)
     start, train = config.start, dataset.split("train")
-    channels = start.channels or (train.images.shape[1] if isinstance(train, ArraySource) else 3)
+    channels = start.channels or own_channels(train)
     rates = Rates(dropout=start.dropout, path=start.drop_path)
     task = make_task(dataset.task).fitted(dataset.split("train").labels)
     if start.weights is None:
@@ -131,6 +163,11 @@ def prepare_run(config: TrainConfig, dataset: Dataset) -> Setup:
     return Setup(config=config, dataset=dataset, model=model, preprocess=preprocess, task=task, source=start.weights)
 
 
+def own_channels(source: Source) -> int:
+    """The channels of pictures in memory; files are read as RGB."""
+    return source.images.shape[1] if isinstance(source, ArraySource) else 3
+
+
 def check_strategy(config: TrainConfig, world_size: int) -> None:
     """Refuse what cannot be spread over the ranks."""
     if config.machine.strategy != "fsdp" or not config.start.training.can_be_sharded:
@@ -151,7 +188,8 @@ def training_loader(setup: Setup, ranks: Ranks) -> Loader:
     pinned = ranks.device.type == "cuda"
     evenly = setup.config.optim.balance == "sample"
     options = _loader_options(setup, machine.batch_size, ranks)
-    options = replace(options, seed=machine.seed, pin_memory=pinned, evenly=evenly)
+    numbered = setup.kept_views > 0
+    options = replace(options, seed=machine.seed, pin_memory=pinned, evenly=evenly, number_views=numbered)
     return Loader(setup.dataset, "train", setup.preprocess, options, setup.config.augment)
 
 

@@ -221,6 +221,17 @@ VERBS = {
         ),
         flags={"format": "to", **SOURCE_FORMAT},
     ),
+    "average": Verb(
+        group="Checkpoints",
+        line="Average the weights of several checkpoints of one model.",
+        usage="MODELS… --out FILE",
+        about="Refuses checkpoints whose config, classes, task or preprocessing differ, and says which of them do.",
+        examples=(
+            "vitrail average runs/train-1 runs/train-2 --out mean.safetensors",
+            "vitrail average a.safetensors b.safetensors --shares 1,3 --out mean.safetensors",
+        ),
+        several="models",
+    ),
     "diff": Verb(
         group="Checkpoints",
         line="Compare two models block by block: where they first differ, by how much, and why.",

@@ -116,7 +116,9 @@ def calibrate(
     dataset, notes = _open_data(found, source, split, checkpoint)
     predictor = Predictor(runtime=runtime, source=source, **replace(checkpoint, trust=None).facts())
     with show("calibrating", count_pictures(dataset, split)) as advance:
-        trust, before = fit_trust(predictor, dataset, split, by_position=by_position, progress=advance)
+        trust, before = fit_trust(
+            predictor, dataset, split, by_position=by_position, unsure=checkpoint.is_unsure, progress=advance
+        )
     save_checkpoint(replace(checkpoint, trust=trust), target)
     return Calibrated(
         path=target,

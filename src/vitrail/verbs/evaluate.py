@@ -75,7 +75,8 @@ def evaluate(
         data: A folder, a table, or a name such as cifar10 or digits: see `vitrail data --help`. In Python, also an open
             data set.
         split: train, val, test or all [default: test, or val if there is no test split].
-        tta: Test-time augmentation: average over mirrored pictures (flip), shifted ones (shift), or both (full).
+        tta: Test-time augmentation: also measure the average over mirrored pictures (flip), shifted ones (shift), or
+            both (full), beside the figures for each picture as it is.
         robustness: Also measure under noise, blur, JPEG, brightness and rotation at five severities.
         robustness_pictures: How many pictures of the split the corruptions are measured on [default: 1000].
         probe: Also fit simple classifiers on the frozen features of the training split: knn, linear, shots.

@@ -51,6 +51,7 @@ class AugmentSettings(TypedDict, total=False):
     scale: tuple[float, float]
     ratio: tuple[float, float]
     flip_rate: float
+    alternate_flip: bool
     vertical_flip_rate: float
     policy: Literal["none", "rand", "auto", "trivial", "three"]
     num_ops: int
@@ -64,6 +65,8 @@ class AugmentSettings(TypedDict, total=False):
     mix_rate: float
     switch_rate: float
     repeats: int
+    outlier_rate: float
+    views: int
 
 
 class ShowSettings(DataSettings, AugmentSettings, total=False):
@@ -86,9 +89,11 @@ class TrainSettings(ShowSettings, total=False):
     lora_targets: str
     dropout: float
     drop_path: float
+    whiten: Literal["off", "on", "frozen"]
     optimizer: Literal["adamw", "sgd", "muon"]
     lr: float
     muon_lr: float
+    muon_split: Literal["none", "qkv", "heads"]
     weight_decay: float
     momentum: float
     beta2: float
@@ -120,6 +125,12 @@ class TrainSettings(ShowSettings, total=False):
     fold_repeats: int
     search: str | None
     trials: int
+    teacher: str | Path | None
+    distill_weight: float
+    distill_temperature: float
+    distill_hard: bool
+    distill_features: float
+    teacher_sha256: str | None
 
 
 class ResumeSettings(TrainSettings, total=False):
@@ -193,9 +204,9 @@ def configs_of(settings: type) -> tuple[type[Any], ...]:
 
         return (ServeSettings,)
     if settings in (TrainSettings, ResumeSettings):
-        from vitrail.training.config import Machine, Optim, Schedule, Selection, Start
+        from vitrail.training.config import Distill, Machine, Optim, Schedule, Selection, Start
 
-        return Start, Optim, Schedule, Machine, Augment, DataConfig, Selection
+        return Start, Optim, Schedule, Machine, Augment, DataConfig, Selection, Distill
     return {DataSettings: (DataConfig,), ShowSettings: (DataConfig, Augment), HintSettings: (Hints,)}[settings]
 
 

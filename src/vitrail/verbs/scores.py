@@ -6,7 +6,6 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-import torch
 from rich.console import RenderableType
 from rich.text import Text
 
@@ -19,10 +18,10 @@ from vitrail.evaluation import output, plots
 from vitrail.evaluation.measurement import (
     COVERAGE,
     Measurement,
+    count_views,
     measure_split,
     order_by_position,
     pick_split,
-    views,
 )
 from vitrail.evaluation.ood import MOST_OTHERS, OodScores, measure_ood
 from vitrail.evaluation.probe import plan_probes, run_probes
@@ -147,10 +146,19 @@ class Evaluation:
 def _rows(measurement: Measurement, facts: dict[str, Any]) -> list[tuple[str, str]]:
     return [
         *measurement.results.rows(),
+        *_averaged_rows(measurement),
         *_familiarity_rows(measurement, facts),
         ("throughput", f"{measurement.images_per_second or 0:,.0f} pictures/s"),
         *_extra_rows(facts),
     ]
+
+
+def _averaged_rows(measurement: Measurement) -> list[tuple[str, str]]:
+    """The first number with test-time augmentation, beside those without."""
+    if (averaged := measurement.averaged) is None:
+        return []
+    name, text = averaged.results.rows()[0]
+    return [(f"{name} with tta", f"{text}; {averaged.described_views}")]
 
 
 def _extra_rows(facts: dict[str, Any]) -> list[tuple[str, str]]:
@@ -261,9 +269,10 @@ def carry_out(
 def _count_pictures(dataset: Dataset, split: str, plan: EvaluationPlan) -> int:
     """How many pictures the model will see, roughly."""
     count = len(pick_split(dataset, split))
-    passes = 1 if plan.tta is None else len(views(torch.zeros(1, 1, 1, 1), plan.tta))
+    passes = count_views(plan.tta)
     corrupted = (1 + len(STRENGTHS) * len(SEVERITIES)) * min(plan.robustness_pictures or 0, count)
-    return passes * (count + corrupted) + (sum(map(len, dataset.splits.values())) if plan.probes else 0)
+    seen = count + (0 if plan.tta is None else passes * count) + passes * corrupted
+    return seen + (sum(map(len, dataset.splits.values())) if plan.probes else 0)
 
 
 @dataclass(kw_only=True)
@@ -321,10 +330,15 @@ def _measure(
         _refuse_for_features(results.facts["model"], unusable)
     else:
         with progress("evaluating", len(pick_split(dataset, split))) as advance:
-            measurement = measure_split(
-                predictor, dataset, split, tta=plan.tta, by_position=plan.by_position, progress=advance
-            )
-        measurement = replace(measurement, chose_epoch=flatters, coverage=plan.coverage or COVERAGE)
+            measurement = measure_split(predictor, dataset, split, by_position=plan.by_position, progress=advance)
+        how: dict[str, Any] = {"chose_epoch": flatters, "coverage": plan.coverage or COVERAGE}
+        measurement = replace(measurement, **how)
+        if plan.tta is not None:
+            with progress("averaging views", len(pick_split(dataset, split))) as advance:
+                averaged = measure_split(
+                    predictor, dataset, split, tta=plan.tta, by_position=plan.by_position, progress=advance
+                )
+            measurement = replace(measurement, averaged=replace(averaged, **how))
         results.add_measurement(measurement, dataset, plan.raw)
         if others is not None:
             with progress("comparing", min(MOST_OTHERS, len(others[1]))) as advance:

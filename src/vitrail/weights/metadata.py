@@ -56,6 +56,17 @@ class Metadata:
         return self.classes[index] if self.classes else str(index)
 
     @property
+    def suits_older_readers(self) -> bool:
+        """Whether versions that know one class per picture only, and familiarity by distances, understand it."""
+        return self.task.kind == "one" and not self.is_unsure
+
+    @property
+    def is_unsure(self) -> bool:
+        """Whether familiarity shows in the logits too: the model was trained with outliers, to be unsure of them."""
+        known = None if self.trust is None else self.trust.familiarity
+        return known is not None and known.usual is not None
+
+    @property
     def by_itself(self) -> bool:
         """Whether each label's probability is its own, as of models that were trained to match texts."""
         return self.trust is None and self.scores == "sigmoid"

@@ -46,7 +46,7 @@ def write(checkpoint: Checkpoint, path: Path, beside: Mapping[str, str] | None =
     tensors = {**checkpoint.tensors, **{EXTRA + name: tensor for name, tensor in checkpoint.extras.items()}}
     metadata = to_dict(Metadata(**checkpoint.facts()))
     del metadata["file_format"]  # which is this one
-    version = BEFORE_TASKS if checkpoint.task.kind == "one" else VERSION
+    version = BEFORE_TASKS if checkpoint.suits_older_readers else VERSION
     facts = {"version": version, "config": to_dict(checkpoint.config), **metadata, "crc32": checksums(tensors)}
     text = json.dumps(facts, ensure_ascii=False)
     header = {"vitrail": text, "vitrail.crc32": str(zlib.crc32(text.encode()))}

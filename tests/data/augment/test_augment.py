@@ -10,7 +10,7 @@ from PIL import Image
 from tests.data.conftest import picture
 
 from vitrail.data.augment.crops import crop_picture, resized_crop_box, resized_crop_numbers, shift_batch, shrink_jpeg
-from vitrail.data.augment.pipeline import augment_batch, erase, erased_box, mix, neighbours, soft_targets
+from vitrail.data.augment.pipeline import augment_batch, erase, erased_box, mirrored, mix, neighbours, soft_targets
 from vitrail.data.augment.policies import AUTO_CIFAR, AUTO_SPACE, RAND_OPS, WIDE_SPACE, steps
 from vitrail.data.config import Augment
 from vitrail.data.preprocess import Preprocess
@@ -44,6 +44,32 @@ def test_resized_crops_are_distributed_as_torchvisions() -> None:
     for column in range(4):
         assert ours[:, column].mean() == pytest.approx(theirs[:, column].mean(), abs=5 * theirs[:, column].std() / 60)
         assert ours[:, column].std() == pytest.approx(theirs[:, column].std(), rel=0.06)
+
+
+def test_alternating_flips_show_both_sides_in_every_two_epochs() -> None:
+    """At random in the first epoch, exactly as without; from counters, so that any epoch can be the first computed."""
+    images, augment = noise(MANY // 10, 8), Augment(alternate_flip=True, flip_rate=0.3)
+    flags: list[np.ndarray] = []
+    for epoch in (3, 0, 2, 1):
+        flipped = images.clone()
+        augment_batch(flipped, SPEC, augment, draws(len(images), epoch))
+        flags.append((flipped != images).flatten(1).any(1).numpy())
+        assert torch.equal(flipped[flags[-1]], images[flags[-1]].flip(3))
+    plain = images.clone()
+    augment_batch(plain, SPEC, Augment(flip_rate=0.3), draws(len(images)))
+    fourth, first, third, second = flags
+    assert np.array_equal(first, (plain != images).flatten(1).any(1).numpy())
+    assert 0.2 < first.mean() < 0.4
+    assert np.array_equal(second, ~first)
+    assert np.array_equal(third, first)
+    assert np.array_equal(fourth, second)
+
+
+def test_repeats_and_seeds_alternate_on_their_own() -> None:
+    spec, samples = Augment(alternate_flip=True), np.arange(400)
+    flags = [mirrored(spec, Draws(seed, 1, samples, repeat)) for seed, repeat in ((0, 0), (0, 1), (1, 0))]
+    assert all((flags[0] != other).sum() > 100 for other in flags[1:])
+    assert np.array_equal(mirrored(spec, Draws(0, 1, samples, 0)[30:50]), flags[0][30:50])
 
 
 def test_resized_crop_falls_back_to_the_centre() -> None:
@@ -241,6 +267,7 @@ def test_an_odd_one_out_is_its_own_partner() -> None:
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
+        ({"alternate_flip": True, "flip_rate": 0}, "alternate_flip= flips pictures, and flip_rate=0 does not"),
         ({"flip_rate": 1.5}, "flip_rate must be between 0 and 1"),
         ({"num_ops": 0}, "num_ops must be between 1 and 100"),
         ({"num_ops": 1_000_000}, "num_ops must be between 1 and 100"),

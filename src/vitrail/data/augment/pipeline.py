@@ -25,14 +25,20 @@ Flags = np.ndarray[Any, np.dtype[np.bool_]]
 
 def augment_batch(images: Tensor, spec: Preprocess, augment: Augment, draws: Draws) -> None:
     """Flip, apply the policy, jitter and erase pixels (B, C, H, W) in place."""
-    for stream, rate, axis in (("flip", augment.flip_rate, 3), ("flip-down", augment.vertical_flip_rate, 2)):
-        if rate > 0:
-            rows = np.flatnonzero(draws.one(stream) < rate)
+    for flips, axis in ((mirrored(augment, draws), 3), (draws.one("flip-down") < augment.vertical_flip_rate, 2)):
+        if (rows := np.flatnonzero(flips)).size:
             put(images, rows, take(images, rows).flip(axis))
     for ops, values in steps(augment, draws, spec.size):
         apply_ops(images, ops, values)
     if augment.erase_rate > 0:
         erase(images, spec, augment, draws)
+
+
+def mirrored(augment: Augment, draws: Draws) -> Flags:
+    """Which samples are flipped left to right: at random in each epoch, or only in the first, and then alternately."""
+    if not augment.alternate_flip:
+        return draws.one("flip") < augment.flip_rate
+    return (draws.in_epoch(0).one("flip") < augment.flip_rate) ^ (draws.epochs % 2 == 1)
 
 
 def erase(images: Tensor, spec: Preprocess, augment: Augment, draws: Draws) -> None:
@@ -64,6 +70,11 @@ def soft_targets(targets: Tensor, num_classes: int) -> Tensor:
     if targets.ndim == 1:
         targets = torch.nn.functional.one_hot(targets, num_classes)
     return targets.to(torch.float32)
+
+
+def without_label(labels: Any, num_classes: int) -> float:
+    """The soft target of a picture that shows nothing: any class is as likely as the others; no label applies."""
+    return 1 / num_classes if labels.ndim == 1 else 0.0
 
 
 def mix(images: Tensor, targets: Tensor, augment: Augment, draws: Draws) -> tuple[Tensor, Tensor]:

@@ -1,0 +1,49 @@
+"""What a run is told about its teacher: the settings of knowledge distillation, which need no torch."""
+
+import math
+import re
+from dataclasses import dataclass, fields
+
+from vitrail.errors import ConfigError, shorten
+from vitrail.schema import validate
+
+
+@dataclass(frozen=True, kw_only=True)
+class Distill:
+    """Knowledge distillation (Hinton et al., 2015): a teacher to learn from, beside the labels.
+
+    With the weight w and the temperature T, the loss is (1 − w) × that of the labels + w × T² × the divergence of the
+    model's answers from the teacher's, both at the temperature T.
+    """
+
+    teacher: str | None = None
+    """A model to learn from, beside the labels: a checkpoint, an export or a run folder that has the data's classes."""
+    distill_weight: float = 0.5
+    """With a teacher: the share of its answers in the loss; the rest is that of the labels."""
+    distill_temperature: float = 4.0
+    """With a teacher: what the logits of both are divided by before they are compared. A higher one shows more of what
+    the teacher thinks of the classes that it does not choose."""
+    distill_hard: bool = False
+    """With a teacher: learn which class it chooses, rather than its probabilities (DeiT's hard distillation)."""
+    distill_features: float = 0.0
+    """With a teacher: the weight of one more loss, the cosine distance between its features and a linear projection of
+    the model's, which is learned too; 0 turns it off."""
+    teacher_sha256: str | None = None
+    """The SHA-256 of the teacher's weights; a run writes it down, and is never continued with another teacher."""
+
+    def __post_init__(self) -> None:
+        validate(self)
+        if not 0 <= self.distill_weight <= 1:
+            raise ConfigError(f"distill_weight must be between 0 and 1; got {self.distill_weight}.")
+        if not 0 < self.distill_temperature < math.inf:
+            raise ConfigError(f"distill_temperature must be above 0; got {self.distill_temperature}.")
+        if not 0 <= self.distill_features < math.inf:
+            raise ConfigError(f"distill_features must be at least 0; got {self.distill_features}.")
+        if self.teacher_sha256 is not None and not re.fullmatch("[0-9a-f]{64}", self.teacher_sha256):
+            raise ConfigError(f"teacher_sha256 must be 64 hexadecimal digits; got {shorten(self.teacher_sha256)}.")
+        if self.teacher is None:
+            for each in fields(self):
+                if getattr(self, each.name) != each.default:
+                    raise ConfigError(
+                        "is about learning from a teacher; pass `teacher=` too, or omit it.", field=each.name
+                    )
