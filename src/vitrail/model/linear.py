@@ -71,7 +71,7 @@ def onednn() -> Callable[..., Tensor] | None:
 def _suits(inputs: Tensor, weight: Tensor) -> bool:
     """Whether these are plain float32 numbers of a CPU, enough of them, of which nobody records what is computed."""
     return (
-        not torch.jit.is_tracing()
+        not torch.jit.is_tracing()  # pyright: ignore[reportPrivateImportUsage]
         and type(inputs) is Tensor
         and type(weight) in (nn.Parameter, Tensor)
         and inputs.ndim > 1
