@@ -52,6 +52,7 @@ def test_linear_gives_the_values_and_gradients_of_the_formula(spy: Spy, width: i
     exact_seconds = torch.autograd.grad(sum(first.square().sum() for first in exact_firsts), exact)
     for one, other in zip((*firsts, *seconds), (*exact_firsts, *exact_seconds), strict=True):
         torch.testing.assert_close(one.double(), other, rtol=1e-4, atol=1e-3)
+    assert all(first.is_contiguous() for first in firsts)  # fused optimisers rely on it
     assert spy.calls >= 3
 
 
@@ -62,6 +63,24 @@ def test_a_frozen_weight_gets_no_gradient(spy: Spy) -> None:
     assert layer.bias.grad is None
     torch.testing.assert_close(inputs.grad, layer.weight.sum(0).expand(4, -1))
     assert spy.calls == 2  # the output, and the gradient of the inputs
+
+
+def test_a_bias_can_be_all_that_is_trained(spy: Spy) -> None:
+    layer, inputs = Linear(8, 8), torch.randn(4, 8)
+    layer.weight.requires_grad_(False)
+    layer(inputs).sum().backward()
+    torch.testing.assert_close(layer.bias.grad, torch.full((8,), 4.0))
+    assert spy.calls == 1
+
+
+def test_outputs_may_be_changed_in_place(spy: Spy) -> None:
+    layer, inputs = Linear(8, 8), torch.randn(2, 4, 8)
+    output = layer(inputs)
+    output.narrow(-1, 0, 4).add_(1.0)  # as LoRA does
+    output.square().sum().backward()
+    expected = F.linear(inputs, layer.weight, layer.bias) + torch.tensor([1.0] * 4 + [0.0] * 4)
+    torch.testing.assert_close(layer.bias.grad, 2 * expected.sum((0, 1)))
+    assert spy.calls == 2
 
 
 def test_what_records_operations_sees_the_ones_of_torch(spy: Spy) -> None:

@@ -1,5 +1,6 @@
 """Gradients in micro-batches and lanes equal those of the whole batch."""
 
+import copy
 from collections.abc import Callable, Generator
 from threading import Event
 
@@ -98,6 +99,20 @@ def test_lanes_give_the_same_bits_whatever_their_number(make_model: Callable[...
         for _ in range(3):
             for a, b in zip(gradients(engine, model, LABELS), first, strict=True):
                 assert torch.equal(a, b)
+
+
+def test_gradients_lie_in_memory_as_the_weights_do(make_model: Callable[..., ViT]) -> None:
+    """Fused optimisers do not look at strides, and convolutions that compute pixel by pixel give others."""
+    model = make_model(stem=ConvStem(widths=(8, 16), strides=(1, 2), norm="group")).train()
+    goal, copied = CrossEntropy(model), copy.deepcopy(model)
+    Lanes(goal, goal, goal, 4, 2).accumulate(batch_of(LABELS))
+    for weight, other in zip(model.parameters(), copied.parameters(), strict=True):
+        assert weight.grad is not None
+        other.grad = weight.grad.clone()
+    torch.optim.AdamW(model.parameters(), lr=0.1, fused=True).step()
+    torch.optim.AdamW(copied.parameters(), lr=0.1).step()
+    for weight, other in zip(model.parameters(), copied.parameters(), strict=True):
+        torch.testing.assert_close(weight, other)
 
 
 def test_scores_are_sums(make_model: Callable[..., ViT]) -> None:

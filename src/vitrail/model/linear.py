@@ -29,34 +29,35 @@ def linear(inputs: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     """What `F.linear` computes, up to rounding."""
     if torch.compiler.is_compiling() or (multiply := onednn()) is None or not _suits(inputs, weight):
         return F.linear(inputs, weight, bias)
-    if torch.is_grad_enabled() and (inputs.requires_grad or weight.requires_grad):
-        return cast("Tensor", Product.apply(inputs, weight, bias))
+    if torch.is_grad_enabled() and any(part is not None and part.requires_grad for part in (inputs, weight, bias)):
+        rows = cast("Tensor", Product.apply(inputs.flatten(0, -2), weight, bias))
+        return rows.unflatten(0, inputs.shape[:-1])
     return multiply(inputs, weight, bias, "none", [], "")
 
 
 class Product(torch.autograd.Function):
-    """oneDNN's product, whose gradients are products too."""
+    """oneDNN's product of rows (M, D) with weights, whose gradients are products too."""
 
     @staticmethod
-    def forward(ctx: Any, inputs: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    def forward(ctx: Any, rows: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         multiply = onednn()
         assert multiply is not None
-        ctx.save_for_backward(inputs, weight)
-        return multiply(inputs, weight, bias, "none", [], "")
+        ctx.save_for_backward(rows, weight)
+        return multiply(rows, weight, bias, "none", [], "")
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
-        inputs, weight = cast("tuple[Tensor, Tensor]", ctx.saved_tensors)
-        rows, grad = inputs.flatten(0, -2), grads[0].flatten(0, -2)
-        inputs_grad = weight_grad = bias_grad = None
+        (rows, weight), grad = cast("tuple[Tensor, Tensor]", ctx.saved_tensors), grads[0]
+        rows_grad = weight_grad = bias_grad = None
         if ctx.needs_input_grad[0]:
-            inputs_grad = linear(grad, weight.t(), None).view_as(inputs)
+            rows_grad = linear(grad, weight.t(), None)
         if ctx.needs_input_grad[1]:  # oneDNN copies the first matrix of these, so that is the smaller one
             few = weight.shape[0] <= weight.shape[1]
             weight_grad = linear(grad.t(), rows.t(), None) if few else linear(rows.t(), grad.t(), None).t()
+            weight_grad = weight_grad.contiguous()  # fused optimisers take it as it lies in memory
         if ctx.needs_input_grad[2]:
             bias_grad = grad.sum(0)
-        return inputs_grad, weight_grad, bias_grad
+        return rows_grad, weight_grad, bias_grad
 
 
 @cache
@@ -70,9 +71,10 @@ def onednn() -> Callable[..., Tensor] | None:
 def _suits(inputs: Tensor, weight: Tensor) -> bool:
     """Whether these are plain float32 numbers of a CPU, enough of them, of which nobody records what is computed."""
     return (
-        not torch.jit.is_tracing()
+        not torch.jit.is_tracing()  # pyright: ignore[reportPrivateImportUsage]
         and type(inputs) is Tensor
         and type(weight) in (nn.Parameter, Tensor)
+        and inputs.ndim > 1
         and inputs.device.type == "cpu"
         and inputs.dtype == weight.dtype == torch.float32
         and inputs.numel() * weight.shape[0] >= WORTH

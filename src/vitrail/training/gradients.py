@@ -147,7 +147,9 @@ class Lanes(Plain):
     def _gradient(self, batch: Batch, share: float) -> tuple[Tensor, Mapping[str, Tensor], list[Tensor]]:
         outcome = self.forward(batch)
         loss = outcome.loss * share
-        return loss.detach(), outcome.metrics, list(torch.autograd.grad(loss, self.parameters))
+        gradients = torch.autograd.grad(loss, self.parameters)
+        # Those of convolutions may lie in memory in another order than the weights, which fused optimisers misread.
+        return loss.detach(), outcome.metrics, [gradient.contiguous() for gradient in gradients]
 
     def score(self, batch: Batch) -> list[Any]:
         futures = [self._pool.submit(self._score, piece) for piece in split(batch, self.micro_batch)]

@@ -11,6 +11,8 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
+from vitrail.model.linear import WORTH, linear
+
 MOMENTUM = 0.95
 ITERATIONS = 5
 COEFFICIENTS = (3.4445, -4.7750, 2.0315)  # of the quintic that lifts small singular values fastest
@@ -63,8 +65,23 @@ def orthogonalize(matrices: Tensor) -> Tensor:  # (…, rows, columns)
     tall = matrices.shape[-2] > matrices.shape[-1]
     wide = matrices.mT if tall else matrices
     wide = wide / (wide.norm(dim=(-2, -1), keepdim=True) + 1e-7)
+    rows, columns = wide.shape[-2:]
+    if wide.ndim == 3 and rows * rows * columns >= WORTH:  # large ones are faster one by one
+        wide = torch.stack([_iterate(matrix) for matrix in wide])
+    else:
+        wide = _iterate(wide)
+    return wide.mT if tall else wide
+
+
+def _iterate(wide: Tensor) -> Tensor:
     a, b, c = COEFFICIENTS
     for _ in range(ITERATIONS):
-        gram = wide @ wide.mT
-        wide = a * wide + (b * gram + c * gram @ gram) @ wide
-    return wide.mT if tall else wide
+        gram = _multiply(wide, wide)
+        steps = torch.add(b * gram, _multiply(gram, gram), alpha=c)  # it is symmetric
+        wide = torch.add(_multiply(steps, wide.mT), wide, alpha=a)
+    return wide
+
+
+def _multiply(left: Tensor, right: Tensor) -> Tensor:
+    """Left · rightᵀ."""
+    return linear(left, right, None) if left.ndim == 2 else left @ right.mT
