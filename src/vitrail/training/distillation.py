@@ -24,8 +24,9 @@ class Distillation(nn.Module):
     def __init__(self, setup: Setup, teacher: Teacher) -> None:
         super().__init__()
         self.config, self.task, self.teacher = setup.config.distill, setup.task, teacher
-        # torch.compile leaves the teacher as it is.
-        self._look = cast("Callable[[Tensor], Tensor]", torch.compiler.disable(teacher.look))
+        self._look: Callable[[Tensor], Tensor] = teacher.look
+        if setup.config.machine.compile != "off":  # which leaves the teacher as it is
+            self._look = cast("Callable[[Tensor], Tensor]", torch.compiler.disable(teacher.look))
         self.known: Tensor | None = None  # what the teacher says of each fixed view, where it is asked once:
         if setup.kept_views:  # until then, no number, so that a step can be timed and no loss is made of it
             rows = setup.kept_views * len(setup.dataset.split("train"))
