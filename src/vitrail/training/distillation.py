@@ -1,6 +1,8 @@
 """Knowledge distillation, as a part of an objective: what a teacher adds to the loss of the labels."""
 
 import math
+from collections.abc import Callable
+from typing import cast
 
 import torch
 import torch.nn.functional as F
@@ -22,6 +24,9 @@ class Distillation(nn.Module):
     def __init__(self, setup: Setup, teacher: Teacher) -> None:
         super().__init__()
         self.config, self.task, self.teacher = setup.config.distill, setup.task, teacher
+        self._look: Callable[[Tensor], Tensor] = teacher.look
+        if setup.config.machine.compile != "off":  # which leaves the teacher as it is
+            self._look = cast("Callable[[Tensor], Tensor]", torch.compiler.disable(teacher.look))
         self.known: Tensor | None = None  # what the teacher says of each fixed view, where it is asked once:
         if setup.kept_views:  # until then, no number, so that a step can be timed and no loss is made of it
             rows = setup.kept_views * len(setup.dataset.split("train"))
@@ -50,7 +55,7 @@ class Distillation(nn.Module):
         """What the teacher says of the pictures (B, width)."""
         if self.known is not None:
             return self.known[batch.indices].to(batch.images.device).float()
-        return self.teacher.look(batch.images).float()
+        return self._look(batch.images).float()
 
 
 def make_distillation(setup: Setup) -> Distillation | None:

@@ -56,7 +56,6 @@ class Teacher:
         return len(self.order) + self.feature_width
 
     @torch.no_grad()
-    @torch.compiler.disable
     def look(self, images: Tensor) -> Tensor:
         """What it says of pictures that the student sees (B, C, H, W): (B, width), of half precision.
 
