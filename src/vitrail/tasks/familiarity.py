@@ -51,9 +51,9 @@ class Usual:
     """Of training pictures: the usual distance to the nearest centre, and the usual lead of the highest logit."""
 
     distance: float  # the mean of the Mahalanobis distance (not squared)
-    distance_std: float
+    distance_std: float  # its standard deviation
     lead: float  # the mean of how far the highest logit is above the mean of all
-    lead_std: float
+    lead_std: float  # its standard deviation
     weight: float  # of the lead beside the distance
 
     def __post_init__(self) -> None:
