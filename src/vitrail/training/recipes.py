@@ -11,6 +11,7 @@ from typing import Any
 from vitrail.data.config import Augment, DataConfig
 from vitrail.errors import ConfigError, suggest
 from vitrail.training.config import (
+    Distill,
     Machine,
     Optim,
     Pretraining,
@@ -33,7 +34,8 @@ PRETRAINED_BY = "mae"  # unless another method is asked for
 # Settings of what is learned from labels, and of how results on labels are compared.
 FOR_LABELS = (
     *("classes", "train", "probe", "lora_rank", "lora_alpha", "lora_targets"),
-    *("label_smoothing", "loss", "balance", "mixup", "cutmix", "mix_rate", "switch_rate"),
+    *("label_smoothing", "loss", "balance", "mixup", "cutmix", "mix_rate", "switch_rate", "outlier_rate"),
+    *(each.name for each in fields(Distill)),
     *(each.name for each in fields(Selection)),
 )
 NO_FILES = (("weights", "auto"), ("weights", "none"))  # see `training/auto_config.py`
