@@ -44,24 +44,14 @@ CIFAR = {
     "cifar-base": (192, 6, 6, 768),
 }
 
-# For training from scratch on few or small pictures: side → a stem of 3×3 convolutions, which gives a ViT what it
-# otherwise learns from millions of pictures; then width, depth, heads, MLP width; mean pooling.
-_EIGHTHS = ConvStem(widths=(32, 64, 128), strides=(2, 2, 2), norm="group")
+# For training from scratch on few or small pictures: side → the widths and strides of a stem of 3×3 convolutions, which
+# gives a ViT what it otherwise learns from millions of pictures; then width, depth, heads, MLP width; mean pooling.
 COMPACT = {
-    8: (ConvStem(widths=(32, 64), strides=(1, 2), norm="group"), (64, 2, 4, 128)),  # scikit-learn's digits
-    28: (ConvStem(widths=(32, 64), strides=(2, 2), norm="group"), (64, 3, 4, 128)),  # MNIST and the like
-    32: (  # CIFAR
-        ConvStem(
-            widths=(32, 64, 64, 128, 128, 128),
-            strides=(1, 2, 1, 2, 1, 1),
-            pool=True,
-            pool_size=2,
-            activation="gelu",
-        ),
-        (128, 3, 4, 384),
-    ),
-    64: (_EIGHTHS, (128, 3, 4, 256)),
-    128: (_EIGHTHS, (128, 3, 4, 256)),
+    8: ((32, 64), (1, 2), (64, 2, 4, 128)),  # scikit-learn's digits
+    28: ((32, 64), (2, 2), (64, 3, 4, 128)),  # MNIST and the like
+    32: ((32, 64, 128), (1, 2, 2), (128, 3, 4, 256)),  # CIFAR
+    64: ((32, 64, 128), (2, 2, 2), (128, 3, 4, 256)),
+    128: ((32, 64, 128), (2, 2, 2), (128, 3, 4, 256)),
 }
 GREY_SIDES = (8, 28)  # data sets of these sizes are grey
 
@@ -73,14 +63,14 @@ def variants() -> dict[str, ViTConfig]:
         table[name] = dataclasses.replace(_sized(SIZES[size], patch), stem=ResNetStem(blocks=blocks))
     for name, numbers in CIFAR.items():
         table[name] = dataclasses.replace(_sized(numbers, 4, image_size=32), num_classes=10)
-    for side, (stem, numbers) in COMPACT.items():
+    for side, (widths, strides, numbers) in COMPACT.items():
         table[f"compact-{side}"] = dataclasses.replace(
             _sized(numbers, 1, image_size=side),
             channels=1 if side in GREY_SIDES else 3,
             num_classes=10,
             class_token=False,
             pooling="mean",
-            stem=stem,
+            stem=ConvStem(widths=widths, strides=strides, norm="group"),
         )
     return table
 

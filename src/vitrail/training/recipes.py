@@ -88,10 +88,10 @@ def cifar10() -> TrainConfig:
     return replace(
         tiny,
         recipe="cifar10",
-        start=Start(model="compact-32", whiten="on"),
-        optim=replace(tiny.optim, muon_lr=0.03, label_smoothing=0.05),
-        schedule=Schedule(epochs=80),
-        augment=replace(tiny.augment, alternate_flip=True, policy="rand", num_ops=1, magnitude=9, outlier_rate=0.15),
+        start=Start(model="compact-32"),
+        optim=replace(tiny.optim, label_smoothing=0.05),
+        schedule=Schedule(epochs=40),
+        augment=replace(tiny.augment, policy="rand", num_ops=1, magnitude=9),
     )
 
 
