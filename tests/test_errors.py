@@ -13,7 +13,7 @@ import vitrail
 from vitrail.verbs import keywords
 
 ROOT = Path(vitrail.__file__).parent
-COMMAND_LINE = re.compile(r"\b(vitrail [a-z]|docker run|curl|hf download)")  # is shown as it is typed
+COMMAND_LINE = re.compile(r"\b(vitrail [a-z{]|docker run|curl|hf download)")  # is shown as it is typed
 
 
 def arguments() -> set[str]:

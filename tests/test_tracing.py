@@ -69,7 +69,7 @@ def inside(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 # Verb → the call in Python, the command, how often pictures may be checked, and the most switches between rooms.
 CALLS: dict[str, tuple[Callable[[], object], list[str], int, int]] = {
-    "predict": (lambda: list(vitrail.predict("cifar10", "photos")), ["predict", "cifar10", "photos"], 1, 16),
+    "predict": (lambda: list(vitrail.predict("cifar10", "photos")), ["predict", "cifar10", "photos"], 1, 17),
     "embed": (lambda: vitrail.embed("cifar10", "photos"), ["embed", "cifar10", "photos", "--map", "none"], 1, 20),
     "explain": (
         lambda: vitrail.explain("cifar10", "photos", method="rollout"),

@@ -160,7 +160,8 @@ def test_a_conv_stem_may_pool_or_stride(make_model: Callable[..., ViT]) -> None:
 
 def test_a_conv_stem_may_pool_without_overlap_and_have_gelu(make_model: Callable[..., ViT]) -> None:
     stem = ConvStem(widths=(8, 16), strides=(2, 3), norm="none", pool=True, pool_size=2, activation="gelu")
-    first, _, _, second, _, _ = layers = make_model(stem=stem, patch_size=1, image_size=(12, 18)).embed.stem
+    layers: Any = make_model(stem=stem, patch_size=1, image_size=(12, 18)).embed.stem
+    first, _, _, second, _, _ = layers
     images = torch.randn(2, 3, 12, 18)
     features = F.conv2d(images, first.weight, first.bias, padding=1)
     features = torch.stack([features[:, :, row::2, column::2] for row in (0, 1) for column in (0, 1)]).amax(0)

@@ -145,7 +145,9 @@ def test_the_objective_mixes_both_losses(make_setup: Callable[..., Setup], teach
     setup = make_setup(teacher=str(teacher), **settings, **STUDENT)
     objective, batch = make_objective(setup), batch_of(setup)
     outcome = objective.train()(batch)
+    assert isinstance(objective, Supervised)
     assert objective.distillation is not None
+    assert objective.distillation.projection is not None
     said = objective.distillation.teacher.look(batch.images).double().numpy()
     answers, theirs = said[:, :10], said[:, 10:]
     with torch.no_grad():
@@ -297,7 +299,8 @@ def test_answers_are_kept_for_fixed_views_and_the_same_as_asked(
 ) -> None:
     """Each row belongs to the pixels that its batch shows, in every epoch."""
     setup = make_setup(teacher=str(teacher), views=2, distill_features=0.5, **STUDENT)
-    assert (setup.kept_views, setup.teacher and setup.teacher.width) == (2, 10 + setup.model.config.feature_width)
+    assert setup.teacher is not None
+    assert (setup.kept_views, setup.teacher.width) == (2, 10 + setup.model.config.feature_width)
     known, loader = keep(setup, tmp_path), training_loader(setup, Ranks())
     assert known.dtype == torch.float16
     assert known.shape == (512, setup.teacher.width)

@@ -181,8 +181,7 @@ def _check_classes(predictor: Predictor, classes: Sequence[str], source: str) ->
     known, noun = predictor.classes, predictor.task.noun
     if known is None:
         raise ConfigError(
-            f"must have named {noun[1]}, and {source} has none; name them once: vitrail convert {source} "
-            "teacher.safetensors --class-names FILE",
+            f"must have named {noun[1]}, and {source} has none; `vitrail convert --class-names FILE` adds them.",
             field="teacher",
         )
     if missing := [name for name in classes if name not in known]:
@@ -190,7 +189,7 @@ def _check_classes(predictor: Predictor, classes: Sequence[str], source: str) ->
         more = f"; it has {_list(extra)}, which the data lack" if extra else ""
         raise ConfigError(
             f"must have all {noun[1]} of the data; {source} lacks {_list(missing)}{more}. Train it on these data, or "
-            "rename its classes with vitrail convert --class-names.",
+            "rename its classes with `vitrail convert --class-names FILE`.",
             field="teacher",
         )
 
