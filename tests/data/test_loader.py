@@ -239,7 +239,7 @@ def test_outliers_are_refused_for_numbers(arrays: Dataset) -> None:
     assert isinstance(source, ArraySource)
     values = ArraySource(source.images, np.ones((46, 1), dtype=np.float32), "values")
     data = replace(arrays, classes=("size",), splits={"train": values}, task="number")
-    with pytest.raises(ConfigError, match="outlier_rate= gives pictures no class or label; these data have numbers"):
+    with pytest.raises(ConfigError, match="outlier_rate= is for classes and labels; these data have numbers"):
         Loader(data, "train", SPEC, LoaderConfig(batch_size=46), Augment(outlier_rate=0.5))
 
 

@@ -205,7 +205,7 @@ def test_answers_are_matched_by_name(make_setup: Callable[..., Setup], tmp_path:
     ("changes", "message"),
     [
         ({"classes": ("0", "1", "two", *DIGITS[3:])}, r"teacher= must have all classes .* lacks 2; it has two, which"),
-        ({"task": Several()}, r"cannot be learned from: the model learned .*several"),
+        ({"task": Several()}, r"cannot be used as a teacher: the model learned .*several"),
         ({"spec": replace(LARGER, channels=4, mean=(0.5,) * 4, std=(0.5,) * 4)}, r"of 1 channel; it takes 4"),
     ],
 )

@@ -193,11 +193,11 @@ class Augment:
     repeats: int = 1
     """Versions of each picture in one batch (repeated augmentation)."""
     outlier_rate: float = field(default=0.0, metadata=IF_USED)
-    """Share of pictures that become outliers, scrambled until they show nothing, on which the model learns to be
-    unsure; it then knows unfamiliar pictures better. About 0.2 is usual."""
+    """Share of pictures that become outliers (collages, turned or scrambled pictures, crops of other photographs), on
+    which the model learns to be unsure, to recognise what is unfamiliar; such as 0.25."""
     views: int = field(default=0, metadata=IF_USED)
     """Fixed versions of each picture, which take turns; 0 makes a new one each time. A teacher is asked only once about
-    each of them, unless pictures are mixed."""
+    each of them, unless pictures are mixed or become outliers."""
 
     def __post_init__(self) -> None:
         validate(self)

@@ -148,7 +148,7 @@ class Loader:
         _check_batch_size(self.config, augment, len(self.source))
         if augment and augment.outlier_rate > 0 and labels_of(dataset.task) not in ("class", "set"):
             raise ConfigError(
-                f"gives pictures no class or label; these data have {dataset.labelling.what}.", field="outlier_rate"
+                f"is for classes and labels; these data have {dataset.labelling.what}; omit it.", field="outlier_rate"
             )
         if self.config.evenly and self.source.blocks is not None:
             raise ConfigError(

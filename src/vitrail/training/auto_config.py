@@ -174,7 +174,7 @@ def resolve(
         dataset = ranks.in_turn(lambda: opener(config, validation=False))
     check_same_data(dataset, ranks)
     if dataset.task == NO_TASK and not pretrains:
-        raise ConfigError("has no labels to train on; vitrail pretrain learns without any.", field="task")
+        raise ConfigError("leaves no labels to train on; use vitrail pretrain to learn without labels.", field="task")
     if check and not pretrains:
         dataset.refuse_labels()
     _check_depth(dataset, with_start(config, changes).start, model)

@@ -68,7 +68,8 @@ def make_goal(setup: Setup, loss: str) -> Goal:
     check_balance(balance, setup.task)
     if balance == "logit" and setup.config.augment.outlier_rate > 0:
         raise ConfigError(
-            '"logit" would teach that outliers are of rare classes; with `outlier_rate=`, use "weight" or "sample".',
+            '"logit" would teach that outliers are of rare classes; use "weight" or "sample", or pass '
+            "`outlier_rate=0`.",
             field="balance",
         )
     return Goal(
@@ -130,9 +131,10 @@ class Gain(NamedTuple):
 
 def try_on_features(setup: Setup, train: FeatureLoader, val: FeatureLoader, say: Say) -> str:
     """The way that is best for a head on these features, by balanced accuracy on validation."""
-    names = [name for name in NAMES if name in setup.task.balances]
+    refused = {"logit"} if setup.config.augment.outlier_rate > 0 else set[str]()  # which fine-tuning may have
     if not setup.config.start.training.on_features:
-        names.remove("sample")  # suits heads, but the features that follow it suffer (Kang et al., 2020)
+        refused.add("sample")  # suits heads, but the features that follow it suffer (Kang et al., 2020)
+    names = [name for name in NAMES if name in setup.task.balances and name not in refused]
     targets = val.targets.numpy()
     hits = {name: _fit(setup, train, val, name) for name in ("none", *names)}
     scores = {name: mean_of_classes(hit, targets) for name, hit in hits.items()}

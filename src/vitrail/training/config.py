@@ -88,8 +88,8 @@ class Start:
     drop_path: float = 0.0
     """DropPath rate of the last block."""
     whiten: Literal["off", "on", "frozen"] = field(default="off", metadata=IF_USED)
-    """From scratch: start with first filters that whiten the patches of the training pictures (on), and keep them as
-    they are (frozen)."""
+    """From scratch: start with first filters that whiten the patches of the training pictures (on), or also keep them
+    fixed (frozen)."""
 
     def __post_init__(self) -> None:
         validate(self)
@@ -145,7 +145,7 @@ class Optim:
     muon_lr: float = 0.02
     """With muon: highest learning rate of the matrices."""
     muon_split: Literal["none", "qkv", "heads"] = field(default="none", metadata=IF_USED)
-    """With muon: whether queries, keys and values are one matrix, one each, or one for each head."""
+    """With muon: whether queries, keys and values are one matrix (none), one each (qkv), or one per head (heads)."""
     weight_decay: float = 0.05
     """Weight decay, of matrices and filters only: never of norms, biases, tokens or positions."""
     momentum: float = 0.9
@@ -250,10 +250,10 @@ class Selection:
     """How far a result can be relied on: folds; and which settings are tried."""
 
     folds: int | None = None
-    """Train on all pictures but one part, for each of so many parts, which it is measured on; then on all of them. A
-    test split stays out of everything."""
+    """Divide the pictures into this many parts; train without each of them in turn and measure on it, then train on all
+    of them. A test split stays out of everything."""
     fold_repeats: int = 1
-    """Divide the pictures so many times into folds, each time differently."""
+    """Divide the pictures into folds this many times, each time differently."""
     search: str | None = None
     """Settings to try, separated by commas: a range lr=1e-4..1e-2, or choices optimizer=adamw|sgd. The best on
     validation, or on average over the folds, is kept."""
@@ -288,11 +288,11 @@ class Pretraining:
     mask_rate: float = 0.75
     """Share of the patches that are hidden, and whose pixels are predicted from the others."""
     decoder_width: int | None = None
-    """Width of the decoder that predicts them, a multiple of 32 [default: two thirds of the model's, at most 512]."""
+    """Width of the decoder that predicts these, a multiple of 32 [default: two thirds of the model's, at most 512]."""
     decoder_depth: int | None = None
     """Blocks of the decoder [default: two thirds of the model's, at most 8]."""
     pixels: Literal["normalized", "raw"] = "normalized"
-    """What is predicted: the pixels of each patch with their mean and deviation taken out, or as they are."""
+    """What is predicted: pixels normalised by the mean and deviation of their patch, or as they are (raw)."""
     probe_every: int | None = None
     """Epochs between two kNN probes of the features, where pictures have classes; 0 turns them off [default: a tenth of
     the run]."""

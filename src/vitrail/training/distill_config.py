@@ -1,4 +1,4 @@
-"""What a run is told about its teacher: the settings of knowledge distillation, which need no torch."""
+"""The settings of knowledge distillation; they need no torch."""
 
 import math
 import re
@@ -10,26 +10,27 @@ from vitrail.schema import validate
 
 @dataclass(frozen=True, kw_only=True)
 class Distill:
-    """Knowledge distillation (Hinton et al., 2015): a teacher to learn from, beside the labels.
+    """Knowledge distillation (Hinton et al., 2015): a teacher to learn from, as well as from the labels.
 
     With the weight w and the temperature T, the loss is (1 − w) × that of the labels + w × T² × the divergence of the
     model's answers from the teacher's, both at the temperature T.
     """
 
     teacher: str | None = None
-    """A model to learn from, beside the labels: a checkpoint, an export or a run folder that has the data's classes."""
+    """A model to learn from, as well as from the labels: a checkpoint, an export or a run folder that has the classes
+    of the data."""
     distill_weight: float = 0.5
-    """With a teacher: the share of its answers in the loss; the rest is that of the labels."""
+    """With a teacher: the weight of its answers in the loss, from 0 to 1; the labels have the rest."""
     distill_temperature: float = 4.0
-    """With a teacher: what the logits of both are divided by before they are compared. A higher one shows more of what
-    the teacher thinks of the classes that it does not choose."""
+    """With a teacher: what the logits of both are divided by before they are compared. A higher temperature
+    gives more weight to the classes that the teacher does not choose."""
     distill_hard: bool = False
     """With a teacher: learn which class it chooses, rather than its probabilities (DeiT's hard distillation)."""
     distill_features: float = 0.0
-    """With a teacher: the weight of one more loss, the cosine distance between its features and a linear projection of
-    the model's, which is learned too; 0 turns it off."""
+    """With a teacher: the weight of an additional loss, the cosine distance between its features and a linear projection
+    of the model's, which is learned too; 0 turns it off."""
     teacher_sha256: str | None = None
-    """The SHA-256 of the teacher's weights; a run writes it down, and is never continued with another teacher."""
+    """The SHA-256 of the teacher's weights; recorded by the run, which is never continued with another teacher."""
 
     def __post_init__(self) -> None:
         validate(self)

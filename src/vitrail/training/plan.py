@@ -243,7 +243,7 @@ def describe_teacher(setup: Setup) -> str:
     elif views:
         parts.append(f"asked about each batch, since its answers about all views would take {size}")
     else:
-        mixed = ", since mixed pictures have no fixed views" if config.augment.views else ""
+        mixed = ", since mixed pictures and outliers have no fixed views" if config.augment.views else ""
         parts.append(f"asked about each batch{mixed}")
     return "; ".join(filter(None, (*parts, describe_extra(teacher, setup.dataset))))
 

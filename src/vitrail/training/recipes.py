@@ -286,7 +286,7 @@ def read_changes(
         parse_search(changes["search"])
     if verb == "pretrain" and (named := changes.get("recipe")) in RECIPES and not RECIPES[named]().pretrains:
         own = " or ".join(name for name, make in RECIPES.items() if make().pretrains)
-        raise ConfigError(f"the recipe {named!r} learns from labels; take {own}, or vitrail train.")
+        raise ConfigError(f"the recipe {named!r} learns from labels; use {own}, or run vitrail train.")
     if verb != "resume":  # whose config is that of the run
         base = RECIPES[name]() if (name := changes.get("recipe")) in RECIPES else TrainConfig()
         asked = with_start(base, {name: value for name, value in changes.items() if (name, value) not in NO_FILES})
@@ -312,4 +312,4 @@ def _refuse_other_verb(verb: str, config: TrainConfig) -> None:
     for name in FOR_LABELS if config.pretrains else ():
         value = read_field(config, name)
         if value != read_field(TrainConfig(), name):
-            raise ConfigError(f"pre-training has no use for `{name}={value!r}`, which is for labels; omit it.")
+            raise ConfigError(f"`{name}={value!r}` is for training on labels; omit it for pre-training.")

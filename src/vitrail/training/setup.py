@@ -117,17 +117,17 @@ def open_training_data(config: TrainConfig, *, validation: bool = True) -> Datas
 
 def open_pictures(config: TrainConfig, *, validation: bool = True) -> Dataset:
     """The data of a run that needs no labels; those that cannot be read as labels stand in nobody's way."""
-    try:
-        return open_training_data(config, validation=validation)
-    except DataError:
-        if config.source.task != AUTO:
-            raise
-    source = replace(config.source, task=NO_TASK)
-    usual = DataConfig()
+    if config.source.task != NO_TASK:
+        try:
+            return open_training_data(config, validation=validation)
+        except DataError:
+            if config.source.task != AUTO:
+                raise
+    source, usual = replace(config.source, task=NO_TASK), DataConfig()
     if (source.val_rate, source.test_rate) == (usual.val_rate, usual.test_rate):  # there is nothing to test
         source = replace(source, val_rate=HELD_OUT, test_rate=0.0)
     dataset = open_training_data(replace(config, source=source), validation=validation)
-    return replace(dataset, assumed=("No labels, so that no kNN probe follows the features",))
+    return replace(dataset, assumed=("No labels were found, so there is no kNN probe of the features",))
 
 
 def add_validation(dataset: Dataset, config: TrainConfig) -> Dataset:

@@ -54,8 +54,8 @@ def average(
 ) -> Average:
     """Write the mean of the weights of several checkpoints of one model, as one of our files.
 
-    Models that were trained from the same start are often better together than each alone. Config, classes (by name),
-    task and preprocessing must be the same. What calibrations found does not hold for the mean, and is dropped.
+    The mean of models that were trained from the same start is often better than any of them. Config, classes (by
+    name), task and preprocessing must be the same. What calibrations found does not hold for the mean, and is dropped.
 
     Args:
         model: Two or more checkpoints: files, run folders, hf://owner/name or google://NAME.
@@ -86,7 +86,7 @@ def average(
         soup = mix_checkpoints(located, portions)
         save_checkpoint(soup.checkpoint, target)
     command = f"vitrail calibrate {shlex.quote(str(target))} DATA"
-    calibrate = f"no calibration holds for a mean; measure how far to trust it: {command}"
+    calibrate = f"calibrations do not carry over to the mean; calibrate it: {command}"
     return Average(
         path=target,
         sources=tuple(each.name for each in located),

@@ -1,7 +1,7 @@
 """The mean of checkpoints of one model: a "model soup" (Wortsman et al., 2022).
 
-Models that were trained from the same start, or checkpoints of one run, are often better together than each alone, at
-the cost of one. Whatever else they state must be the same: a mean of different things is nothing.
+The mean of models that were trained from the same start, or of checkpoints of one run, is often better than any of
+them, at the cost of one. Whatever else they state must be the same: a mean of different things is nothing.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -117,6 +117,8 @@ def _notes(first: Checkpoint, distances: Sequence[float]) -> Iterator[str]:
             "starts are, whose mean is rarely of use; evaluate it before you use it"
         )
     if any(name.endswith(STATISTICS) for name in first.tensors):
-        yield "the running statistics of its batch norms are means too, and not those of the mean weights"
+        yield (
+            "the running statistics of its batch norms are averaged too; they were not measured with the averaged weights"
+        )
     if first.classes is None and first.config.num_classes:
         yield "the classes have no names, and were taken to be in the same order"
