@@ -98,7 +98,7 @@ def test_without_features_the_counts_decide(
 
 def test_outliers_are_of_no_class_under_any_balance() -> None:
     assert settle_balance(uneven_setup(balance="auto", outlier_rate=0.2), print).optim.balance == "weight"
-    with pytest.raises(ConfigError, match='with outlier_rate=, use "weight" or "sample"'):
+    with pytest.raises(ConfigError, match='use "weight" or "sample", or pass outlier_rate=0'):
         make_objective(uneven_setup(balance="logit", outlier_rate=0.2))
 
 

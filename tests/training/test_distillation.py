@@ -33,6 +33,7 @@ from vitrail.training.distill_config import Distill
 from vitrail.training.listener import Listener
 from vitrail.training.loop import Trainer
 from vitrail.training.objectives import Supervised, make_objective
+from vitrail.training.recipes import read_changes
 from vitrail.training.run_folder import Run
 from vitrail.training.setup import Setup, plain_loader, prepare_run, training_loader
 from vitrail.training.snapshots import list_snapshots
@@ -230,6 +231,27 @@ def test_a_teacher_of_something_else_is_refused_before_the_pictures_are_checked(
 def test_settings_that_cannot_be_are_refused(settings: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         Distill(**settings)
+
+
+def test_a_teacher_is_not_asked_about_outliers() -> None:
+    with pytest.raises(ConfigError, match="teacher= would be sure of outliers"):
+        vitrail.plan("digits", teacher="t", outlier_rate=0.2)
+
+
+def test_a_config_file_may_be_of_a_run_with_another_teacher(tmp_path: Path) -> None:
+    file = tmp_path / "config.yaml"
+    file.write_text("distill:\n  teacher: old.safetensors\n  teacher_sha256: " + 64 * "0", encoding="utf-8")
+    assert read_changes("train", None, file, {})["teacher_sha256"] == 64 * "0"
+    assert read_changes("train", None, file, {"teacher": "new.safetensors"})["teacher_sha256"] is None
+
+
+def test_answers_do_not_depend_on_the_students_precision(make_setup: Callable[..., Setup], teacher: Path) -> None:
+    setup = make_setup(teacher=str(teacher), **STUDENT)
+    assert setup.teacher is not None
+    images = batch_of(setup).images
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        rounded = setup.teacher.look(images)
+    assert torch.equal(rounded, setup.teacher.look(images))
 
 
 def test_the_projection_is_trained_and_saved_and_not_in_the_checkpoint(

@@ -99,7 +99,7 @@ REFUSED: list[tuple[Change, str]] = [
     (lambda c: replace(c, config=replace(c.config, heads=2)), "heads is 4 and 2"),
     (lambda c: replace(c, scores="sigmoid"), "the scores are softmax and sigmoid"),
     (lambda c: c.rounded(torch.float16), "the numbers are torch.float32 and torch.float16"),
-    (lambda c: replace(c, extras={"mask_token": torch.zeros(2)}), "besides the model there is nothing and mask_token"),
+    (lambda c: replace(c, extras={"mask_token": torch.zeros(2)}), "what they hold beside the model, such as a decoder"),
     (lambda c: with_several_labels(c), "the task is one and several"),
     (lambda c: replace(c, tensors={**c.tensors, "norm.bias": torch.full((32,), torch.nan)}), "NaN or infinite numbers"),
 ]

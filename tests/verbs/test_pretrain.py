@@ -6,10 +6,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from PIL import Image
 
 import vitrail
 from vitrail.errors import ConfigError
+from vitrail.training.budget import REPORT_PICTURES, pictures_at_the_end
 from vitrail.training.listener import Plan
 from vitrail.weights.native import read_native
 
@@ -35,6 +37,18 @@ def test_a_run_writes_its_files(run: "vitrail.Run") -> None:
     assert "vitrail train LABELLED_PICTURES --weights" in page
     with Image.open(run.folder / "reconstructions.jpg") as sheet:
         assert sheet.width > 480
+
+
+def test_frozen_filters_are_whitened_first(tmp_path: Path) -> None:
+    """Each sees what varies as much as what the others see, rather than whatever it was at random."""
+    whitened = vitrail.pretrain("digits", out=tmp_path / "w", check=False, report=False, whiten="frozen", **QUICK)
+    filters = read_native(whitened.best).tensors["embed.stem.0.weight"]
+    assert torch.equal(filters[:9], -filters[9:18])  # the directions, then their negatives
+
+
+def test_a_budget_leaves_time_for_a_report_only() -> None:
+    splits = {"train": range(1900), "val": range(100)}
+    assert pictures_at_the_end(splits, pretrains=True) == REPORT_PICTURES < pictures_at_the_end(splits)
 
 
 def test_what_is_shown_at_the_end(run: "vitrail.Run") -> None:

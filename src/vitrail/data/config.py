@@ -211,6 +211,15 @@ class Augment:
             raise ConfigError(f"ratio must be (low, high) with 0 < low ≤ high; got {self.ratio}.")
         if min(self.jitter) < 0 or self.jitter[3] > 0.5:
             raise ConfigError(f"jitter must be at least 0, and its hue at most 0.5; got {self.jitter}.")
+        if self.views and self.outlier_rate:
+            raise ConfigError(
+                "fixes which pictures are outliers, whose labels would never be learned; omit one of them.",
+                field="views",
+            )
+        if self.alternate_flip and self.views % 2:
+            raise ConfigError(
+                f"must be even with `alternate_flip=True`, since sides take turns; got {self.views}.", field="views"
+            )
         if self.alternate_flip and not self.flip_rate:
             raise ConfigError("flips pictures, and `flip_rate=0` does not; omit one of them.", field="alternate_flip")
 

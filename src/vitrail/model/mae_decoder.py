@@ -16,6 +16,7 @@ from vitrail.model.attention import build_norm
 from vitrail.model.block import Block
 from vitrail.model.config import ViTConfig
 from vitrail.model.init import initialize
+from vitrail.model.linear import Linear
 from vitrail.model.parts import BlockConfig, Pair, PositionConfig
 from vitrail.model.patch_embed import take_patches
 from vitrail.model.positions import sincos_positions
@@ -66,11 +67,11 @@ class Decoder(nn.Module):
             block=BlockConfig(norm_eps=encoder.block.norm_eps),
             positions=PositionConfig(kind="sincos"),
         )
-        self.embed = nn.Linear(encoder.width, width)
+        self.embed = Linear(encoder.width, width)
         self.mask_token = nn.Parameter(torch.empty(1, 1, width))
         self.blocks = nn.ModuleList(Block(own) for _ in range(config.depth))
         self.norm = build_norm(own)
-        self.predict = nn.Linear(width, encoder.channels * prod(encoder.stride))
+        self.predict = Linear(width, encoder.channels * prod(encoder.stride))
         self.init_weights()
 
     def init_weights(self) -> None:

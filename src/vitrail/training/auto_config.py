@@ -252,7 +252,7 @@ def _leaves_weights_open(config: TrainConfig, changes: dict[str, Any]) -> bool:
     asked = changes.get("weights", AUTO)
     if asked in (AUTO, NONE):
         changes.pop("weights", None)
-    if asked != AUTO or changes.get("model") is not None:
+    if asked != AUTO or changes.get("model") is not None or changes.get("whiten", "off") != "off":
         return False
     return config.start.model is None and config.start.weights is None
 

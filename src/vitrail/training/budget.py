@@ -72,11 +72,13 @@ def describe(after: BudgetPlan, minutes: float, pace: Pace, *, epoch: int, repor
     return f"an epoch now takes {pace.epoch:.1f} s: {after.epochs} epochs fit into {minutes:g} minutes"
 
 
-def pictures_at_the_end(splits: Mapping[str, Sized], *, on_features: bool = False) -> int:
+def pictures_at_the_end(splits: Mapping[str, Sized], *, on_features: bool = False, pretrains: bool = False) -> int:
     """Pictures that are evaluated after the last epoch: for the calibration, the final evaluation and the report.
 
-    The calibration of a head uses the features that it was trained on.
+    The calibration of a head uses the features that it was trained on; without labels there is only a report.
     """
+    if pretrains:
+        return REPORT_PICTURES
     held_out = len(splits.get("val", ()))
     calibration = held_out + min(len(splits["train"]), TRAINING_PICTURES) if held_out and not on_features else 0
     return calibration + len(splits["test"] if "test" in splits else splits.get("val", ())) + REPORT_PICTURES

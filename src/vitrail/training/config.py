@@ -322,6 +322,11 @@ class TrainConfig:
 
     def __post_init__(self) -> None:
         validate(self)
+        if self.distill.teacher is not None and self.augment.outlier_rate > 0:
+            raise ConfigError(
+                "would be sure of outliers, about which the model learns to be unsure; omit it, or `outlier_rate=`.",
+                field="teacher",
+            )
 
     @property
     def pretrains(self) -> bool:

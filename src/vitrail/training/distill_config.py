@@ -27,8 +27,8 @@ class Distill:
     distill_hard: bool = False
     """With a teacher: learn which class it chooses, rather than its probabilities (DeiT's hard distillation)."""
     distill_features: float = 0.0
-    """With a teacher: the weight of an additional loss, the cosine distance between its features and a linear projection
-    of the model's, which is learned too; 0 turns it off."""
+    """With a teacher: the weight of an additional loss, the cosine distance between its features and a linear
+    projection of the model's, which is learned too; 0 turns it off."""
     teacher_sha256: str | None = None
     """The SHA-256 of the teacher's weights; recorded by the run, which is never continued with another teacher."""
 

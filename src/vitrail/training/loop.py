@@ -251,7 +251,7 @@ class Trainer:
         each = self._evaluation_pace
         if each is None:
             each = state.images_seconds / max(state.images, 1) / 3
-        return each * budget.pictures_at_the_end(self.setup.dataset.splits)
+        return each * budget.pictures_at_the_end(self.setup.dataset.splits, pretrains=self.setup.config.pretrains)
 
     def _end_epoch(self) -> None:
         state, config = self.state, self.setup.config
@@ -262,14 +262,11 @@ class Trainer:
         if self.objective.has_diverged(train_loss, state.lowest_train_loss):
             self._rescue(f"the training loss has risen to {train_loss:.3g}", whole_epochs=True)
             return
-        began = time.monotonic()
         with self.best_weights():
             score = self._validate()
         if score is not None and not math.isfinite(score.loss):
             self._rescue("the validation loss is not finite", whole_epochs=True)
             return
-        if score is not None:
-            self._evaluation_pace = (time.monotonic() - began) / max(score.count, 1)
         state.lowest_train_loss = min(state.lowest_train_loss, train_loss)
         state.epoch += 1
         state.loss_sum, state.loss_count, state.metric_sums, state.rescues = 0.0, 0, {}, 0
@@ -304,7 +301,9 @@ class Trainer:
         """The model on the validation pictures, and what else the objective wants to know of it."""
         if self.val_loader is None:
             return None
+        began = time.monotonic()
         score = self.evaluate(self.val_loader)
+        self._evaluation_pace = (time.monotonic() - began) / max(score.count, 1)
         with self.objective.examining(self.state.epoch + 1, self.epochs, self.ranks) as batches:
             more = {} if batches is None else self.evaluate(batches).metrics
         return replace(score, metrics={**score.metrics, **more})

@@ -66,10 +66,8 @@ def orthogonalize(matrices: Tensor) -> Tensor:  # (…, rows, columns)
     wide = matrices.mT if tall else matrices
     wide = wide / (wide.norm(dim=(-2, -1), keepdim=True) + 1e-7)
     rows, columns = wide.shape[-2:]
-    if wide.ndim == 3 and rows * rows * columns >= WORTH:  # large ones are faster one by one
-        wide = torch.stack([_iterate(matrix) for matrix in wide])
-    else:
-        wide = _iterate(wide)
+    one_by_one = wide.ndim == 3 and wide.device.type == "cpu" and rows * rows * columns >= WORTH  # which is faster then
+    wide = torch.stack([_iterate(matrix) for matrix in wide]) if one_by_one else _iterate(wide)
     return wide.mT if tall else wide
 
 

@@ -269,4 +269,4 @@ def _epochs_in_time(setup: Setup, measured: Measured) -> int:
 
 def _ending(setup: Setup, measured: Measured) -> float:
     """Seconds for what comes after the last epoch, where a picture takes about a third of a step."""
-    return pictures_at_the_end(setup.dataset.splits) / 3 / measured.pace
+    return pictures_at_the_end(setup.dataset.splits, pretrains=setup.config.pretrains) / 3 / measured.pace

@@ -279,6 +279,8 @@ def read_changes(
     else:
         file = {} if config is None else flatten(read_yaml(Path(config)) or {}, str(config))
         changes = combine_changes(file, passed)
+    if verb != "resume" and "teacher" in passed:  # a file may describe a run with another one
+        changes["teacher_sha256"] = passed.get("teacher_sha256")
     changes |= {"recipe": recipe} if recipe else {}
     if verb == "pretrain":
         changes.setdefault("method", PRETRAINED_BY)

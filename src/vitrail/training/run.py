@@ -80,7 +80,9 @@ def carry_out(
     features = {split: loader.stored for split, loader in loaders.items() if isinstance(loader, FeatureLoader)}
     held_out = None if folds is None else folds.held_out
     predictor = load(folder, device=ranks.device)
-    predictor, on_val = calibrate(predictor, setup, ranks, folder, listener, features, held_out)
+    unlearned = setup.config.start.probe and state.best_epoch == 0  # the head by itself, which has seen no outliers
+    seen = replace(setup, config=apply_changes(setup.config, {"outlier_rate": 0.0})) if unlearned else setup
+    predictor, on_val = calibrate(predictor, seen, ranks, folder, listener, features, held_out)
     on_test = measure_test(predictor, setup, listener)
     run = Run(
         folder=folder,

@@ -62,7 +62,8 @@ class Teacher:
         They are rounded whether they are kept or not, so that both give the same bits.
         """
         size = self.predictor.runtime.batch_size
-        return torch.cat([self._look(some) for some in self.view(images).split(size)])
+        with torch.autocast(images.device.type, enabled=False):  # whatever precision the student is trained in
+            return torch.cat([self._look(some) for some in self.view(images).split(size)])
 
     def view(self, images: Tensor) -> Tensor:
         """The student's pictures as the teacher's preprocessing would prepare them, but whole: nothing is cropped."""

@@ -15,7 +15,7 @@ from vitrail.training.gradients import first_of
 from vitrail.training.listener import Listener
 from vitrail.training.loop import Trainer
 from vitrail.training.masked import build_decoder, draw_patches, hide_pixels, reconstruct
-from vitrail.training.run import draw_results, scores_of, write_metrics
+from vitrail.training.run import draw_results, scores_of, whiten_once, write_metrics
 from vitrail.training.run_folder import ELASTIC, Run
 from vitrail.training.setup import Setup, plain_loader
 from vitrail.weights.checkpoint import Checkpoint
@@ -29,6 +29,8 @@ def carry_out_pretraining(
     setup: Setup, ranks: Ranks, folder: Path, listener: Listener, *, resume: bool
 ) -> tuple[Run, Predictor]:
     """Learn to the end, and show what the model makes of hidden patches; the encoder is returned for the report."""
+    if setup.config.start.whiten != "off":
+        whiten_once(setup, ranks, folder, listener)
     trainer = Trainer(setup, ranks, folder, listener)
     if resume:
         trainer.resume()

@@ -114,8 +114,8 @@ VERBS = {
         line="Pre-train on pictures without labels, as a start for `train`.",
         usage="[DATA]",
         about="Masked pre-training (MAE): most patches of each picture are hidden, and the model learns to predict "
-        "them from the others. Labels, where there are any, only serve a kNN probe, which shows whether the features get "
-        "better. It starts from scratch unless --weights is passed. The "
+        "them from the others. Labels, where there are any, only serve a kNN probe, which shows whether the features "
+        "get better. It starts from scratch unless --weights is passed. The "
         "result is a model without a head, for `vitrail train` to start from (--weights). Flags override the YAML "
         "file, which overrides the recipe. Under torchrun, all processes train one model.",
         examples=(
@@ -241,8 +241,8 @@ VERBS = {
         group="Checkpoints",
         line="Average the weights of several checkpoints of one model.",
         usage="MODELS… --out FILE",
-        about="Classes are aligned by name. Checkpoints whose config, classes, task, preprocessing or number type differ "
-        "are refused, with what differs.",
+        about="Classes are aligned by name. Checkpoints whose config, classes, task, preprocessing or number type "
+        "differ are refused, with what differs.",
         examples=(
             "vitrail average runs/train-1 runs/train-2 --out mean.safetensors",
             "vitrail average a.safetensors b.safetensors --shares 1,3 --out mean.safetensors",

@@ -92,8 +92,9 @@ def _differences(a: Checkpoint, b: Checkpoint) -> Iterator[str]:
     types = [sorted({str(tensor.dtype) for tensor in each.tensors.values()}) for each in (a, b)]
     if types[0] != types[1]:
         yield f"the numbers are {', '.join(types[0])} and {', '.join(types[1])}"
-    if a.extras.keys() != b.extras.keys():
-        yield f"besides the model there is {', '.join(a.extras) or 'nothing'} and {', '.join(b.extras) or 'nothing'}"
+    shapes = [{name: tuple(tensor.shape) for name, tensor in each.extras.items()} for each in (a, b)]
+    if shapes[0] != shapes[1]:
+        yield "what they hold beside the model, such as a decoder, has other names or shapes"
 
 
 def _names(classes: Sequence[str] | None) -> str:
@@ -118,7 +119,8 @@ def _notes(first: Checkpoint, distances: Sequence[float]) -> Iterator[str]:
         )
     if any(name.endswith(STATISTICS) for name in first.tensors):
         yield (
-            "the running statistics of its batch norms are averaged too; they were not measured with the averaged weights"
+            "the running statistics of its batch norms are averaged too; they were not measured with the averaged "
+            "weights"
         )
     if first.classes is None and first.config.num_classes:
         yield "the classes have no names, and were taken to be in the same order"

@@ -15,9 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 import torch.nn.functional as F
-from matplotlib.cbook import get_sample_data
 from PIL import Image
-from sklearn.datasets import load_sample_images
 from torch import Tensor
 
 from vitrail.data.augment.ops import take
@@ -208,6 +206,9 @@ def scramble(image: Tensor, draws: Draws) -> Tensor:  # (C, H, W)
 @cache
 def photographs(channels: int, height: int, width: int) -> tuple[Tensor, ...]:
     """The few photographs that there are, at several sizes, from that of a crop up: bytes (C, H, W)."""
+    from matplotlib.cbook import get_sample_data  # both are slow to load, and most runs need neither
+    from sklearn.datasets import load_sample_images
+
     portrait = np.asarray(Image.open(get_sample_data("grace_hopper.jpg", asfileobj=False)))
     sizes: list[Tensor] = []
     for image in (*load_sample_images().images, portrait):
