@@ -240,8 +240,8 @@ def test_a_teacher_is_not_asked_about_outliers() -> None:
 
 def test_a_config_file_may_be_of_a_run_with_another_teacher(tmp_path: Path) -> None:
     file = tmp_path / "config.yaml"
-    file.write_text("distill:\n  teacher: old.safetensors\n  teacher_sha256: " + 64 * "0", encoding="utf-8")
-    assert read_changes("train", None, file, {})["teacher_sha256"] == 64 * "0"
+    file.write_text("distill:\n  teacher: old.safetensors\n  teacher_sha256: " + 32 * "ab", encoding="utf-8")
+    assert read_changes("train", None, file, {})["teacher_sha256"] == 32 * "ab"
     assert read_changes("train", None, file, {"teacher": "new.safetensors"})["teacher_sha256"] is None
 
 
