@@ -9,6 +9,7 @@ from vitrail.data.augment.outliers import (
     KINDS,
     PARTS,
     SIZES,
+    coloured_noise,
     crop_photographs,
     make_outliers,
     parts_of,
@@ -75,6 +76,16 @@ def test_turned_pictures_have_the_same_pixels(monkeypatch: pytest.MonkeyPatch) -
     assert not any(torch.equal(some.rot90(2, (1, 2)), one) for some, one in zip(images, tumbling, strict=True))
     wide = noise(2)[..., :10]
     assert torch.equal(make_outliers(wide, wide, draws(2)), wide.flip(2, 3))
+
+
+def test_noise_is_from_white_to_soft() -> None:
+    """White noise has neighbours that are independent; clouds have neighbours that are alike."""
+    alike: list[float] = []
+    for sample in range(60):
+        pixels = coloured_noise((3, 32, 32), Draws(0, 0, np.array([sample]))).numpy()
+        alike.append(float(np.corrcoef(pixels[:, :, 1:].ravel(), pixels[:, :, :-1].ravel())[0, 1]))
+    assert min(alike) < 0.1
+    assert max(alike) > 0.9
 
 
 def test_a_scrambled_picture_keeps_its_spectrum() -> None:

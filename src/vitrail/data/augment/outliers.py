@@ -3,8 +3,8 @@
 Outlier exposure (Hendrycks et al., 2019) without a collection of other pictures. A collage is cut into leaves that lie
 on each other ("dead leaves", Lee et al., 2001) or into a grid; each part shows a piece of one of two pictures: turned,
 shrunk or enlarged, mirrored and recoloured; or one colour. It has the colours, textures and edges of photographs, but
-shows no object. Other outliers are pictures that are turned, or scrambled so that only their spectrum is left, and
-crops of the few photographs that come with scikit-learn and matplotlib.
+shows no object. Other outliers are pictures that are turned, or scrambled so that only their spectrum is left, noise,
+and crops of the few photographs that come with scikit-learn and matplotlib.
 
 Like mixup, an outlier is made of its sample and the neighbour in the epoch's order, whatever the batch.
 """
@@ -23,7 +23,14 @@ from vitrail.data.augment.pipeline import neighbours
 from vitrail.data.config import Augment
 from vitrail.rng import Draws, Floats
 
-KINDS = {"leaves": 0.3, "grid": 0.1, "photograph": 0.25, "turned": 0.25, "scrambled": 0.1}  # kind → share
+KINDS = {
+    "leaves": 0.3,
+    "grid": 0.1,
+    "photograph": 0.25,
+    "turned": 0.22,
+    "scrambled": 0.08,
+    "noise": 0.05,
+}  # kind → share
 PARTS = 16  # of a collage: leaves, the first of which is the ground, or cells of a grid of up to 4 × 4
 RADIUS = (0.2, 1.2)  # of leaves, where a picture reaches from -1 to 1
 ZOOM = (0.5, 1.6)  # of the pieces in leaves
@@ -70,6 +77,8 @@ def make_outliers(images: Tensor, others: Tensor, draws: Draws, *, upright: bool
         made[row] = _turn(images[row], int(turns[row]))
     for row in np.flatnonzero(kinds == "scrambled"):
         made[row] = _as(images, scramble(images[row].float(), draws[row : row + 1]))
+    for row in np.flatnonzero(kinds == "noise"):
+        made[row] = _as(images, coloured_noise(tuple(images.shape[1:]), draws[row : row + 1]))
     return made
 
 
@@ -201,6 +210,18 @@ def scramble(image: Tensor, draws: Draws) -> Tensor:  # (C, H, W)
     phases = noise / np.maximum(np.abs(noise), 1e-12)
     phases[0, 0] = 1  # the mean colour stays
     return torch.as_tensor(np.fft.ifft2(np.fft.fft2(image.numpy()) * phases).real, dtype=torch.float32)
+
+
+def coloured_noise(shape: tuple[int, ...], draws: Draws) -> Tensor:  # (C, H, W)
+    """From white noise to soft clouds: amplitudes that fall with the frequency, from not at all to its square."""
+    _, height, width = shape
+    (steepness, contrast, brightness) = draws.uniform("outlier-noise-kind", 3)[0]
+    white = draws.uniform("outlier-noise-pixels", int(np.prod(shape))).reshape(shape) - 0.5
+    frequency = np.hypot(np.fft.fftfreq(height)[:, None] * height, np.fft.fftfreq(width) * width)
+    falling = np.maximum(frequency, 1.0) ** (-2 * steepness)
+    noise = np.fft.ifft2(np.fft.fft2(white) * falling).real
+    noise *= (20 + 80 * contrast) / max(float(noise.std()), 1e-9)
+    return torch.as_tensor(noise + 64 + 127 * brightness, dtype=torch.float32)
 
 
 @cache
