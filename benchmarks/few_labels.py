@@ -30,6 +30,7 @@ from vitrail.training.config import apply_changes
 from vitrail.training.plan import settle
 from vitrail.training.run_folder import RunLock, begin
 from vitrail.training.unlabelled_run import carry_out_pretraining
+from vitrail.wording import counted
 
 VAL_RATE = 0.1
 WAYS = ("labels only", "labels and a teacher", "labels after pre-training")
@@ -71,7 +72,7 @@ def measure(asked: argparse.Namespace, folder: Path, console: Console) -> dict[s
     data = open_data("cifar10", DataConfig(data_dir=asked.cifar))
     scores: dict[str, list[float]] = {way: [] for way in WAYS}
     minutes = pretrain(data, folder / "pretrained", {"epochs": asked.pretrain_epochs})
-    console.print(f"pre-training: {asked.pretrain_epochs} epochs, {minutes:.1f} min")
+    console.print(f"pre-training: {counted(asked.pretrain_epochs, 'epoch')}, {minutes:.1f} min")
     for seed in range(asked.seeds):
         some = keep_labels(data, asked.rate, seed)
         for way, config in ways(seed, asked.epochs, folder / "pretrained").items():
