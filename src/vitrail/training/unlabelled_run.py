@@ -68,11 +68,11 @@ def reconstruction_sheet(checkpoint: Checkpoint, setup: Setup) -> Image.Image:
     with torch.no_grad():
         predicted = reconstruct(model, decoder, batch.images, visible, hidden, settings.pixels)
     shown = visible.shape[1] / (visible.shape[1] + hidden.shape[1])
-    how = ", in each patch with the true mean and deviation" if settings.pixels == "normalized" else ""
+    how = ", given the mean and deviation of patches" if settings.pixels == "normalized" else ""
     titles = {
         f"{split} pictures": batch.images,
         f"what the model sees: {shown:.0%} of the patches": hide_pixels(batch.images, hidden, grid, stride),
-        f"what it makes of the rest{how}": predicted,
+        f"what it predicts{how}": predicted,
     }
     rows = [
         SheetRow(title, [Tile(to_pil(image)) for image in denormalize(images, setup.preprocess)])
