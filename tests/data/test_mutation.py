@@ -26,7 +26,8 @@ from processes import run
 from vitrail.data import open_data
 from vitrail.data.check.scan import examine
 from vitrail.schema import from_dict, to_dict
-from vitrail.training.config import TrainConfig, flatten
+from vitrail.training.changes import flatten
+from vitrail.training.config import TrainConfig
 from vitrail.untrusted import read_yaml
 
 pytestmark = pytest.mark.fuzz

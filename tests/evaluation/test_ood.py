@@ -72,8 +72,8 @@ def test_a_model_that_is_unsure_of_outliers_is_judged_by_its_logits_too(known: F
     logits = np.eye(3)[labels] * np.random.default_rng(4).uniform(5, 9, (600, 1))
     unsure = fit_familiarity(numbers, labels, numbers, (logits, logits))
     assert unsure is not None
-    distances, leads = np.sqrt(-known.scores(numbers)), logits.max(axis=1) * 2 / 3
-    expected = 0.5 * (leads - leads.mean()) / leads.std() - (distances - distances.mean()) / distances.std()
+    distances, spreads = np.sqrt(-known.scores(numbers)), logits.max(axis=1) * 2**0.5 / 3  # of (v, 0, 0)
+    expected = 1.5 * (spreads - spreads.mean()) / spreads.std() - (distances - distances.mean()) / distances.std()
     np.testing.assert_allclose(unsure.scores(numbers, logits), expected, atol=1e-6)
     np.testing.assert_allclose(unsure.scores(numbers, logits - 50), expected, atol=1e-6)
     assert is_familiar(unsure.shares(unsure.scores(numbers, logits))).mean() == pytest.approx(0.95, abs=0.01)
@@ -84,7 +84,7 @@ def test_a_model_that_is_unsure_of_outliers_is_judged_by_its_logits_too(known: F
     assert same is not None
     assert same.usual is None
     with pytest.raises(ConfigError, match="deviations and the weight above 0"):
-        Usual(distance=1.0, distance_std=0.0, lead=1.0, lead_std=1.0, weight=0.5)
+        Usual(distance=1.0, distance_std=0.0, spread=1.0, spread_std=1.0, weight=0.5)
 
 
 def test_a_class_of_few_pictures_gets_no_centre_of_its_own() -> None:

@@ -25,7 +25,8 @@ class Columns:
     picture: str | None = None
     """For a table: the column of paths or encoded pictures [default: found by its name]."""
     label: str | None = None
-    """For a table: the column of labels; or several, separated by commas: of 0 and 1, or of numbers."""
+    """For a table: the column of labels; or several columns, separated by commas, that hold 0 and 1, or
+    numbers."""
     split: str | None = None
     """For a table: the column of splits."""
 
@@ -193,11 +194,12 @@ class Augment:
     repeats: int = 1
     """Versions of each picture in one batch (repeated augmentation)."""
     outlier_rate: float = field(default=0.0, metadata=IF_USED)
-    """Share of pictures that become outliers (collages, turned or scrambled pictures, crops of other photographs), on
-    which the model learns to be unsure, to recognise what is unfamiliar; such as 0.25."""
+    """Share of pictures that are replaced by outliers (collages, drawings of objects, turned or scrambled pictures,
+    noise, crops of other photographs). The model learns to be unsure of them, so that it recognises unfamiliar pictures
+    better; try 0.25."""
     views: int = field(default=0, metadata=IF_USED)
     """Fixed versions of each picture, which take turns; 0 makes a new one each time. A teacher is asked only once about
-    each of them, unless pictures are mixed or become outliers."""
+    each of them, unless pictures are mixed."""
 
     def __post_init__(self) -> None:
         validate(self)

@@ -117,7 +117,7 @@ def fit_trust_by_others(
 
 
 def _has_one_class(dataset: Dataset) -> bool:
-    """Whether the highest logit stands out of all others: where labels are several, none of them may apply."""
+    """Whether logits that hardly differ show that the model is unsure; of several labels, none may apply."""
     return labels_of(dataset.task) == "class"
 
 

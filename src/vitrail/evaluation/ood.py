@@ -14,7 +14,7 @@ from vitrail.prediction import Predictor
 from vitrail.prediction.results import familiarity_of
 from vitrail.progress import Advance
 from vitrail.storage import Disk
-from vitrail.tasks.familiarity import UNFAMILIAR_RATE, Familiarity, Packed, Usual, leads, pack
+from vitrail.tasks.familiarity import UNFAMILIAR_RATE, Familiarity, Packed, Usual, pack, spreads
 from vitrail.tasks.one_metrics import Floats, Integers
 from vitrail.tasks.rates import Rate, rate
 
@@ -23,7 +23,7 @@ FEWEST = 50
 DIRECTIONS = 32
 MOST_CENTRES = 100  # classes up to which each has a centre of its own,
 FOR_A_CENTRE = 10  # if it has this many pictures
-LEAD_WEIGHT = 0.5  # of what logits say of a model that was trained with outliers, beside the distance
+SPREAD_WEIGHT = 1.5  # of what logits say of a model that was trained with outliers, beside the distance
 STEPS = 100  # between the quantiles
 MOST_OTHERS = 10_000  # other pictures that are compared
 
@@ -57,7 +57,7 @@ def fit_familiarity(
     else:
         places, centres = np.zeros(len(known), dtype=np.int64), known.mean(axis=0, keepdims=True)
     packed = pack(centres)
-    variances, directions, rest = _spread(known - packed.values[places])
+    variances, directions, rest = _main_directions(known - packed.values[places])
     fitted = Familiarity(centres=packed, directions=directions, variances=variances, rest=rest, quantiles=(-1.0, 0.0))
     if logits is None:
         return rank_by(fitted, fitted.scores(validation))
@@ -67,15 +67,15 @@ def fit_familiarity(
 
 def _find_usual(known: Familiarity, features: Any, logits: Any) -> Usual | None:
     """What is usual of training pictures; None where they do not differ."""
-    distance, lead = np.sqrt(known.squared_distances(features)), leads(logits)
-    if not min(distance.std(), lead.std()) > 0:
+    distance, spread = np.sqrt(known.squared_distances(features)), spreads(logits)
+    if not min(distance.std(), spread.std()) > 0:
         return None
     return Usual(
         distance=float(distance.mean()),
         distance_std=float(distance.std()),
-        lead=float(lead.mean()),
-        lead_std=float(lead.std()),
-        weight=LEAD_WEIGHT,
+        spread=float(spread.mean()),
+        spread_std=float(spread.std()),
+        weight=SPREAD_WEIGHT,
     )
 
 
@@ -85,7 +85,7 @@ def rank_by(known: Familiarity, scores: Floats) -> Familiarity:
     return replace(known, quantiles=tuple(quantiles.tolist()))
 
 
-def _spread(offsets: Floats) -> tuple[tuple[float, ...], Packed, float]:
+def _main_directions(offsets: Floats) -> tuple[tuple[float, ...], Packed, float]:
     """The main directions in which features differ from their centre, with the variances, and the mean of the rest."""
     count, width = offsets.shape
     values, vectors = np.linalg.eigh(offsets.T @ offsets / count)  # ascending

@@ -48,19 +48,19 @@ def pack(values: Floats) -> Packed:
 
 @dataclass(frozen=True, kw_only=True)
 class Usual:
-    """Of training pictures: the usual distance to the nearest centre, and the usual lead of the highest logit."""
+    """Of training pictures: the usual distance to the nearest centre, and the usual spread of the logits."""
 
     distance: float  # the mean of the Mahalanobis distance (not squared)
     distance_std: float  # its standard deviation
-    lead: float  # the mean of how far the highest logit is above the mean of all
-    lead_std: float  # its standard deviation
-    weight: float  # of the lead beside the distance
+    spread: float  # the mean of the standard deviation of a picture's logits
+    spread_std: float  # its standard deviation
+    weight: float  # of the spread beside the distance
 
     def __post_init__(self) -> None:
         validate(self)
-        finite = all(map(math.isfinite, (self.distance, self.distance_std, self.lead, self.lead_std, self.weight)))
-        if not finite or min(self.distance_std, self.lead_std, self.weight) <= 0:
-            raise ConfigError("the usual distance and lead must be finite, their deviations and the weight above 0.")
+        positive = (self.distance_std, self.spread_std, self.weight)
+        if not all(map(math.isfinite, (self.distance, self.spread, *positive))) or min(positive) <= 0:
+            raise ConfigError("the usual distance and spread must be finite, their deviations and the weight above 0.")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,7 +69,7 @@ class Familiarity:
 
     A score is the negative squared Mahalanobis distance to the nearest centre (Lee et al., 2018), with one covariance
     for all centres: its main directions, and the same variance in all others. A model that was trained with outliers
-    shows by its logits too that it is unsure: then a score is the weighted lead of the highest logit minus the
+    shows by its logits too that it is unsure, since they differ less: then a score is their weighted spread minus the
     distance, each in standard deviations.
     """
 
@@ -105,8 +105,8 @@ class Familiarity:
         squares, usual = self.squared_distances(features), self.usual
         if usual is None:
             return -squares
-        lead = (leads(logits) - usual.lead) / usual.lead_std
-        return usual.weight * lead - (np.sqrt(squares) - usual.distance) / usual.distance_std
+        spread = (spreads(logits) - usual.spread) / usual.spread_std
+        return usual.weight * spread - (np.sqrt(squares) - usual.distance) / usual.distance_std
 
     def squared_distances(self, features: Any) -> Floats:  # (N, D) → (N,)
         """The squared Mahalanobis distance to the nearest centre."""
@@ -129,10 +129,9 @@ class Familiarity:
         return np.interp(scores, self.quantiles, np.linspace(0, 1, len(self.quantiles)))
 
 
-def leads(logits: Any) -> Floats:  # (N, classes) → (N,)
-    """How far the highest logit is above the mean of all, which no constant that is added to all of them changes."""
-    numbers = np.asarray(logits).astype(np.float64)
-    return numbers.max(axis=1) - numbers.mean(axis=1)
+def spreads(logits: Any) -> Floats:  # (N, classes) → (N,)
+    """The standard deviation of each picture's logits, which no constant that is added to all of them changes."""
+    return np.asarray(logits).astype(np.float64).std(axis=1)
 
 
 def is_familiar(shares: Any) -> Any:

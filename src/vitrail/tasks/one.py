@@ -171,6 +171,7 @@ class One(Task):
     balances = ("none", "sample", "weight", "focal", "logit")
     metrics: ClassVar[Mapping[str, bool]] = MappingProxyType({"accuracy": True, "balanced_accuracy": True})
     compares = True
+    softens = True
     noun = ("class", "classes")
 
     def loss(self, outputs: "Tensor", targets: "Tensor", goal: Goal) -> "Tensor":

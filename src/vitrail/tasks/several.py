@@ -164,6 +164,7 @@ class Several(Task):
         {"map": True, "micro_f1": True, "macro_f1": True, "exact_match": True}
     )
     compares = True
+    softens = True
     noun = ("label", "labels")
     same: ClassVar[str] = "the same labels"
 

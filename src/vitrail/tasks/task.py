@@ -261,6 +261,7 @@ class Task(ABC):
     balances: ClassVar[tuple[str, ...]] = ("none",)
     metrics: ClassVar[Mapping[str, bool]]  # of validation, by name → whether higher is better; the first is the default
     compares: ClassVar[bool] = False  # whether corrupted pictures can be compared with clean ones: `Results.compared`
+    softens: ClassVar[bool] = False  # whether a teacher's answers are probabilities, which a temperature can soften
     # Settings that recipes of classes have and this task should not, unless its user asks for them.
     unsuited: ClassVar[Mapping[str, Any]] = MappingProxyType({})
     noun: ClassVar[tuple[str, str]]  # what an output stands for, in messages: class, classes
@@ -298,7 +299,7 @@ class Task(ABC):
 
     def imitation(self, outputs: "Tensor", answers: "Tensor", temperature: float, *, hard: bool) -> "Tensor":
         """The mean distance of (B, C) outputs from a teacher's `answers`, which training minimises; `hard`: from what
-        it chooses, where it chooses anything. Unless a task has better: squared, and the same at any temperature."""
+        it chooses. Unless a task has better: squared, without a temperature or a choice (`softens`)."""
         return (outputs - answers).square().mean()
 
     @abstractmethod

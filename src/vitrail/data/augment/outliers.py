@@ -3,8 +3,8 @@
 Outlier exposure (Hendrycks et al., 2019) without a collection of other pictures. A collage is cut into leaves that lie
 on each other ("dead leaves", Lee et al., 2001) or into a grid; each part shows a piece of one of two pictures: turned,
 shrunk or enlarged, mirrored and recoloured; or one colour. It has the colours, textures and edges of photographs, but
-shows no object. Other outliers are pictures that are turned, or scrambled so that only their spectrum is left, noise,
-and crops of the few photographs that come with scikit-learn and matplotlib.
+shows no object. Other outliers are drawings of objects on a ground, pictures that are turned, or scrambled so that only
+their spectrum is left, noise, and crops of the few photographs that come with scikit-learn and matplotlib.
 
 Like mixup, an outlier is made of its sample and the neighbour in the epoch's order, whatever the batch.
 """
@@ -18,18 +18,20 @@ import torch.nn.functional as F
 from PIL import Image
 from torch import Tensor
 
+from vitrail.data.augment.objects import paste_objects
 from vitrail.data.augment.ops import take
 from vitrail.data.augment.pipeline import neighbours
 from vitrail.data.config import Augment
 from vitrail.rng import Draws, Floats
 
 KINDS = {
-    "leaves": 0.3,
-    "grid": 0.1,
-    "photograph": 0.25,
-    "turned": 0.22,
-    "scrambled": 0.08,
-    "noise": 0.05,
+    "leaves": 0.2,
+    "grid": 0.06,
+    "photograph": 0.15,
+    "object": 0.3,
+    "turned": 0.2,
+    "scrambled": 0.05,
+    "noise": 0.04,
 }  # kind → share
 PARTS = 16  # of a collage: leaves, the first of which is the ground, or cells of a grid of up to 4 × 4
 RADIUS = (0.2, 1.2)  # of leaves, where a picture reaches from -1 to 1
@@ -37,6 +39,8 @@ ZOOM = (0.5, 1.6)  # of the pieces in leaves
 FOREIGN_RATE = 0.5  # of collages, that use a photograph in place of the neighbour
 PAINTED_RATE = 0.1  # of collages, whose parts have one colour each
 FLAT_RATE = 0.1  # the same of the parts of other collages
+SOFT_RATE, PLAIN_RATE = 0.4, 0.15  # of the grounds of objects: a picture's colours in SOFT × SOFT cells, one colour
+SOFT = 4
 SMALL = 64  # pixels
 SIZES = 6  # at which photographs are cropped
 Names = np.ndarray[Any, np.dtype[np.str_]]
@@ -72,6 +76,10 @@ def make_outliers(images: Tensor, others: Tensor, draws: Draws, *, upright: bool
             for some, replaced in ((images, whole), (others, foreign))
         )
         made[rows] = _collages(first, second, kinds[rows], draws[rows])
+    rows = np.flatnonzero(kinds == "object")
+    if len(rows):
+        grounds = _grounds(take(made, rows), take(others, rows), draws[rows])
+        made[rows] = _as(images, paste_objects(grounds, draws[rows]))
     turns = 1 + draws.choice("outlier-turns", 3)
     for row in np.flatnonzero(kinds == "turned"):
         made[row] = _turn(images[row], int(turns[row]))
@@ -198,6 +206,19 @@ def _spread(values: Floats, index: Tensor) -> Tensor:  # (n, PARTS), (n, H, W) �
     """The number of each pixel's part."""
     numbers = torch.as_tensor(values, dtype=torch.float32)
     return numbers.gather(1, index.flatten(1)).view(index.shape)
+
+
+# Objects ------------------------------------------------------------------------------------------------------------
+
+
+def _grounds(crops: Tensor, others: Tensor, draws: Draws) -> Tensor:
+    """What objects lie on: crops of photographs, the soft colours of another picture, or one colour."""
+    kind, *colour = draws.uniform("outlier-ground", 1 + crops.shape[1]).T
+    size = crops.shape[2:]
+    soft = F.interpolate(F.adaptive_avg_pool2d(others.float(), SOFT), size, mode="bilinear", align_corners=False)
+    plain = 255 * torch.as_tensor(np.stack(colour, axis=1), dtype=torch.float32)[..., None, None].expand(crops.shape)
+    grounds = torch.where(torch.as_tensor(kind < SOFT_RATE).view(-1, 1, 1, 1), soft, crops.float())
+    return torch.where(torch.as_tensor(kind > 1 - PLAIN_RATE).view(-1, 1, 1, 1), plain, grounds)
 
 
 # Others -------------------------------------------------------------------------------------------------------------
