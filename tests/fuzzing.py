@@ -67,7 +67,7 @@ FUZZ = (pytest.mark.fuzz, pytest.mark.skipif(TIMES == 1, reason="takes seconds; 
 
 
 def in_fuzz_only(test: Callable[..., Any]) -> Callable[..., Any]:
-    """For a test that goes through every case there is, and takes seconds: `make fuzz` runs it."""
+    """For a test that takes seconds, because of its many cases or processes: `make fuzz` runs it."""
     for mark in FUZZ:
         test = mark(test)
     return test

@@ -41,7 +41,7 @@ def leave_blank(patch: Any, *, only_pdf: bool = False) -> None:
 def shorten_probes(patch: Any) -> None:
     """Five epochs of the head instead of a hundred, also before fine-tuning."""
     from vitrail.training import recipes
-    from vitrail.training.config import apply_changes
+    from vitrail.training.changes import apply_changes
 
     short = apply_changes(recipes.linear(), {"epochs": 5})
     patch.setitem(recipes.RECIPES, "linear", lambda: short)

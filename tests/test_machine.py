@@ -1,6 +1,7 @@
 """A processor's name and flags as Linux writes them."""
 
 import os
+import platform
 import subprocess
 import sys
 from collections.abc import Callable
@@ -99,3 +100,40 @@ def test_ranks_of_one_machine_take_their_own_gpu(monkeypatch: pytest.MonkeyPatch
     assert pick_device("auto") == torch.device("cuda", 3)
     assert pick_device("cuda:1") == torch.device("cuda", 1)  # who names one has it
     assert asked == [torch.device("cuda", 3), torch.device("cuda", 1)]
+
+
+# New pages that ten large arrays, one after another, get from the system; and what the process holds.
+COUNTING = """
+import ctypes, resource
+from pathlib import Path
+from vitrail.machine import freed_memory_kept
+
+c = ctypes.CDLL(None)
+c.malloc.restype = ctypes.c_void_p
+
+def new_pages():
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+    for _ in range(10):
+        array = c.malloc(2**25)
+        ctypes.memset(array, 1, 2**25)
+        c.free(ctypes.c_void_p(array))
+    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
+
+def held():
+    return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
+
+print(new_pages())
+with freed_memory_kept():
+    new_pages()
+    print(new_pages(), held())
+print(held(), new_pages())
+"""
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="only GNU's C library is told to keep memory")
+def test_freed_memory_serves_again_and_is_returned_at_the_end() -> None:
+    done = subprocess.run([sys.executable, "-c", COUNTING], check=True, capture_output=True, text=True)
+    usual, kept, full, left, again = map(int, done.stdout.split())
+    assert kept < usual / 10
+    assert left < full - 2**24
+    assert again > usual / 2

@@ -12,6 +12,7 @@ import pytest
 import yaml
 
 import vitrail
+from fuzzing import in_fuzz_only
 
 ROOT = Path(__file__).parents[1]
 SHIP = ROOT / "docs" / "images" / "ship.png"
@@ -20,7 +21,7 @@ SHORT_DEMO = """
 import sys
 from vitrail.cli.main import main
 from vitrail.training import recipes
-from vitrail.training.config import apply_changes
+from vitrail.training.changes import apply_changes
 short = apply_changes(recipes.digits(), {"epochs": 1})
 recipes.RECIPES["digits"] = lambda: short
 sys.exit(main(["demo"]))
@@ -67,6 +68,7 @@ def test_distributions_are_whole(dist: Path) -> None:
     assert files == {name.removeprefix("src/") for name in tracked.splitlines()}
 
 
+@in_fuzz_only
 def test_the_wheel_works_outside_the_clone(installed: Path, tmp_path: Path) -> None:
     home = run(tmp_path, str(installed / "python"), "-c", "import vitrail; print(vitrail.__file__)")
     assert Path(home.strip()).is_relative_to(installed.parent)

@@ -8,7 +8,7 @@ from tests.cli.test_usage import flags_of_verb
 from vitrail.cli.main import main
 from vitrail.errors import ConfigError
 from vitrail.synonyms import SYNONYMS, suggest_option
-from vitrail.training.config import flatten
+from vitrail.training.changes import flatten
 from vitrail.training.recipes import read_changes
 
 TRAIN = {

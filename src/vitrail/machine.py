@@ -7,6 +7,8 @@ import ctypes
 import os
 import platform
 import sys
+from collections.abc import Generator
+from contextlib import contextmanager
 from functools import cache
 from itertools import takewhile
 from pathlib import Path
@@ -20,6 +22,10 @@ if TYPE_CHECKING:
 CPUINFO = Path("/proc/cpuinfo")
 AMX_LEAF = 0x1D  # where CPUID describes the tiles of AMX
 ONEDNN_LIMIT = "ONEDNN_MAX_CPU_ISA"
+# Settings of the C library's malloc, by their numbers in malloc.h; and values to go back to: of the thresholds, which
+# malloc no longer adapts once one of them is set, the highest that it would have chosen.
+M_TRIM_THRESHOLD, M_MMAP_THRESHOLD, M_MMAP_MAX = -1, -3, -4
+NEVER, TRIM_THRESHOLD, MMAP_THRESHOLD, MMAP_MAX = -1, 64 * 2**20, 32 * 2**20, 65_536
 BF16 = {"avx512_bf16", "amx_bf16", "bf16", "svebf16"}  # the flags that Linux gives x86 and Arm processors with bf16
 
 
@@ -78,6 +84,36 @@ def main_memory() -> int | None:
         return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     except (AttributeError, ValueError, OSError):
         return None
+
+
+@contextmanager
+def freed_memory_kept() -> Generator[None]:
+    """Keep the memory that is freed for what is needed next, instead of returning it to the system each time.
+
+    A step of training on a CPU frees and takes the same large arrays again and again. Linux hands out each of their
+    pages anew, filled with zeros, which takes an eighth of the time. Only where the C library is GNU's; what is left is
+    returned at the end.
+    """
+    library = _c_library()
+    if library is None:
+        yield
+        return
+    library.mallopt(M_MMAP_MAX, 0)
+    library.mallopt(M_TRIM_THRESHOLD, NEVER)
+    try:
+        yield
+    finally:
+        library.mallopt(M_MMAP_MAX, MMAP_MAX)
+        library.mallopt(M_TRIM_THRESHOLD, TRIM_THRESHOLD)
+        library.mallopt(M_MMAP_THRESHOLD, MMAP_THRESHOLD)
+        library.malloc_trim(0)
+
+
+def _c_library() -> Any:
+    """GNU's C library, if this process uses it."""
+    if not sys.platform.startswith("linux") or platform.libc_ver()[0] != "glibc":
+        return None
+    return ctypes.CDLL(None)
 
 
 def installed_version(package: str) -> str | None:

@@ -14,6 +14,7 @@ from tests.prediction.conftest import CLASSES, write_tiny
 from tests.training.victims import run_command
 
 import vitrail
+from fuzzing import in_fuzz_only
 from processes import run_ranks
 from vitrail.cli.main import main
 from vitrail.data import DataConfig, open_data, write_split_file
@@ -235,6 +236,7 @@ def test_mistakes_exit_with_2_and_leave_nothing(
     assert not Path("runs").exists()
 
 
+@in_fuzz_only
 @pytest.mark.usefixtures("no_report")
 def test_of_two_ranks_one_speaks_and_the_result_is_the_same(inside: Path, capsys: pytest.CaptureFixture[str]) -> None:
     command = ["eval", "digits.safetensors", "digits", "--json", "--out"]

@@ -276,7 +276,7 @@ def test_ctrl_c_after_the_last_step_says_how_to_go_on(
 @pytest.mark.usefixtures("no_report")
 def test_demo_learns_and_shows_what_is_next(here: Path, monkeypatch, capsys: pytest.CaptureFixture[str]) -> None:
     from vitrail.training import recipes
-    from vitrail.training.config import apply_changes
+    from vitrail.training.changes import apply_changes
 
     quick = apply_changes(recipes.digits(), {"epochs": 1})
     monkeypatch.setitem(recipes.RECIPES, "digits", lambda: quick)

@@ -58,7 +58,14 @@ SHORTENED: dict[str, dict[str, str]] = {
     "docs/weights.md": {'"deit.safetensors", heads=6)': '"deit.safetensors", heads=6, overwrite=True)'},
 }
 # Pages that take long: `make fuzz` runs them.
-LONG = ("docs/tutorial/6-choices.md",)
+LONG = (
+    "docs/train.md",
+    "docs/guides/fine-tune.md",
+    "docs/guides/few-labels-many-pictures.md",
+    "docs/guides/many-machines.md",
+    "docs/guides/scikit-learn.md",
+    "docs/tutorial/6-choices.md",
+)
 # Word of a command → what makes it a matter of seconds; not in the guides, whose outputs are compared.
 QUICK = {
     "train": ("--epochs", "1", "--no-check"),

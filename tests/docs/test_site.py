@@ -8,6 +8,10 @@ from pathlib import Path
 import pytest
 from tests.docs.pages import ROOT, pages
 
+from fuzzing import FUZZ
+
+pytestmark = [*FUZZ]
+
 LOADED = re.compile(
     r'<(?:script|img|iframe|source)[^>]* src="([^"]+)"|<link[^>]* href="([^"]+)"|url\(([^)]+)\)|@import "?([^";]+)'
 )

@@ -456,6 +456,7 @@ def work_as_rank(model: str, photos: str, out: str, log: str) -> None:
     work_logged(model, photos, out, f"{log}-{os.environ['RANK']}")
 
 
+@in_fuzz_only
 def test_ranks_share_the_units(model: str, tmp_path: Path) -> None:
     photos, out, log = put_photos(str(tmp_path / "photos")), str(tmp_path / "out"), str(tmp_path / "log")
     whole = rows_of(work(model, photos, str(tmp_path / "whole")))

@@ -107,7 +107,7 @@ def test_what_the_check_found_is_printed_kept_and_reported_and_val_chose_the_epo
     assert facts["evaluation"]["split_chose_epoch"]
     whole = " ".join(check_page(read_page(Path("run"))).text)
     for text in (
-        "compact-32 on flowers",
+        "hybrid-32 on flowers",
         "the same picture in two splits",
         "val/rose/0.png",
         "Val also chose the epoch",

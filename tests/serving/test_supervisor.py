@@ -14,6 +14,7 @@ import psutil
 import pytest
 
 import vitrail
+from fuzzing import in_fuzz_only
 from processes import SECONDS, wait_for
 from serving.conftest import FACTS, InProcess, Running, encode
 from serving.test_gate import ask as run_with
@@ -96,6 +97,7 @@ def test_nobody_waits_for_a_model_that_cannot_be_started_again() -> None:
     run_with(app, work)
 
 
+@in_fuzz_only
 def test_a_changed_file_is_served_without_losing_a_request(tmp_path: Path) -> None:
     path, newer = tmp_path / "model.safetensors", tmp_path / "newer.safetensors"
     vitrail.load().save(path)  # in float32, as it is computed, and so as it could be mapped

@@ -10,7 +10,7 @@ import pytest
 from vitrail.data import Dataset
 from vitrail.ranks import Ranks
 from vitrail.training import TrainConfig, recipe
-from vitrail.training.config import apply_changes
+from vitrail.training.changes import apply_changes
 from vitrail.training.loop import Trainer
 from vitrail.training.setup import Setup, open_training_data, prepare_run
 

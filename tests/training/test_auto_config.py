@@ -17,7 +17,7 @@ from vitrail.ranks import Ranks
 from vitrail.schema import from_dict, to_dict
 from vitrail.training import TrainConfig, recipe
 from vitrail.training.auto_config import PictureKind, choose, look_at, resolve
-from vitrail.training.config import apply_changes, field_homes, flatten
+from vitrail.training.changes import apply_changes, field_homes, flatten
 from vitrail.training.recipes import RECIPES
 from vitrail.weights.checkpoint import Checkpoint
 from vitrail.weights.pretrained import Pretrained
@@ -36,7 +36,7 @@ def arrays(count: int, channels: int, side: int) -> Dataset:
     [
         (arrays(100, 1, 8), None, "digits", "compact-8"),
         (arrays(100, 1, 28), None, "mnist", "compact-28"),
-        (arrays(100, 3, 32), None, "cifar10", "compact-32"),
+        (arrays(100, 3, 32), None, "cifar10", "hybrid-32"),
         (arrays(100, 3, 64), None, "scratch", "compact-64"),
         (arrays(100, 3, 128), None, "scratch", "compact-128"),
         (arrays(100, 3, 32), "w.safetensors", "finetune-adamw", None),
@@ -46,6 +46,13 @@ def arrays(count: int, channels: int, side: int) -> Dataset:
 def test_choice(dataset: Dataset, weights: str | None, expected: str, model: str | None) -> None:
     chosen = choose(dataset, look_at(dataset.split("train")), weights)
     assert (chosen.recipe, chosen.start.model, chosen.start.weights) == (expected, model, weights)
+
+
+def test_outliers_are_only_chosen_for_the_data_of_their_recipe() -> None:
+    """Other data may have flowers, people or buildings as classes, or pictures that need not be upright."""
+    others = arrays(100, 3, 32)
+    for dataset, rate in ((others, 0.0), (replace(others, name="cifar10"), recipe("cifar10").augment.outlier_rate)):
+        assert choose(dataset, look_at(dataset.split("train")), None).augment.outlier_rate == rate
 
 
 def test_the_middle_picture_decides_and_broken_ones_do_not_count(tmp_path: Path) -> None:

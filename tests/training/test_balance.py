@@ -15,6 +15,7 @@ from rich.console import Console
 from sklearn.linear_model import LogisticRegression
 from sklearn.metrics import balanced_accuracy_score
 
+from fuzzing import in_fuzz_only
 from processes import run_ranks
 from vitrail.data import Dataset
 from vitrail.errors import ConfigError
@@ -30,6 +31,7 @@ from vitrail.training.balance import (
     settle_balance,
     try_on_features,
 )
+from vitrail.training.best_weights import BEST
 from vitrail.training.curves import EpochRow
 from vitrail.training.display import Display
 from vitrail.training.feature_store import Features
@@ -41,6 +43,7 @@ from vitrail.training.run import carry_out
 from vitrail.training.run_folder import RunLock, begin, read_config, refuse_conflicts
 from vitrail.training.setup import Setup, open_training_data, prepare_run
 from vitrail.training.signals import InterruptedRunError
+from vitrail.weights.native import read_native
 
 from .conftest import part_of_digits, quick_config
 from .test_distributed import assert_close, best
@@ -250,6 +253,7 @@ def test_sampling_resumes_to_the_bit(base: str, tmp_path: Path) -> None:
             trainers.append(Trainer(setup, Ranks(), tmp_path / name / folder))
         whole, cut, again = trainers
         whole.run()
+        assert read_native(whole.folder / BEST).is_unsure is (name == "pictures")
         stop_after(cut, whole.state.step - 1)
         with pytest.raises(InterruptedRunError):
             cut.run()
@@ -274,7 +278,7 @@ SAMPLED = {
 }
 
 
-@pytest.mark.slow
+@in_fuzz_only
 def test_two_ranks_sample_as_one(tmp_path: Path) -> None:
     train(quick_config(**SAMPLED), tmp_path / "one")
     config = quick_config(save_minutes=1e-4, **SAMPLED)

@@ -16,7 +16,7 @@ from vitrail.ranks import Ranks
 from vitrail.runtimes.torch_runtime import TorchRuntime
 from vitrail.tasks.one import OneTrust
 from vitrail.training.best_weights import calibrate
-from vitrail.training.config import apply_changes
+from vitrail.training.changes import apply_changes
 from vitrail.training.listener import Listener
 from vitrail.training.loop import Trainer
 from vitrail.training.setup import Setup
@@ -41,6 +41,7 @@ def test_it_is_fitted_on_validation_and_stored_with_the_same_weights(trained: tu
     setup, folder = trained
     before = vitrail.load(folder)
     assert before.trust is None
+    assert not before.is_unsure
     blind = {name: source for name, source in setup.dataset.splits.items() if name != "test"}
     seeing = replace(setup, dataset=replace(setup.dataset, splits=blind))
     calibrated, found = calibrate(before, seeing, Ranks(), folder, Listener(), {})

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from vitrail.errors import ConfigError
 from vitrail.training import Listener, Schedule, loop
 from vitrail.training.budget import Pace, curve_position, first_plan, fitting_epochs, revise
-from vitrail.training.config import describe_config
+from vitrail.training.changes import describe_config
 from vitrail.training.curves import EpochRow, read_rows
 from vitrail.training.loop import Trainer
 from vitrail.training.optim import lr_factor

@@ -236,6 +236,24 @@ def test_measuring_is_short_and_changes_nothing(make_setup: Callable[..., Setup]
     assert precision_times == [2.0]
 
 
+def test_a_slow_first_call_does_not_mean_slow_pictures(make_setup: Callable[..., Setup]) -> None:
+    setup, now = make_setup(), 0.0
+    counts: list[int] = []
+
+    class Cold(Plain):
+        def accumulate(self, batch: Batch) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+            nonlocal now
+            counts.append(len(batch.images))
+            now += 0.01 * len(batch.images) + 4.0 * (len(counts) == 1)
+            return super().accumulate(batch)
+
+    objective = precision.make_objective(setup)
+    engines: list[Plain | Lanes] = [Cold(objective, objective, objective, 16, name) for name in ("float32", "bf16")]
+    time_gradients(setup, engines, lambda: now)
+    assert counts[:2] == [2, 2]
+    assert min(counts[2:]) == 16, "as many as go through the model at once"
+
+
 def test_a_resumed_run_keeps_what_was_decided(make_setup: Callable[..., Setup]) -> None:
     config = make_setup(precision="bf16").config
     assert refuse_conflicts(config, {"precision": "auto"}) == config

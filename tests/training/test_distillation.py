@@ -30,6 +30,7 @@ from vitrail.tasks.one import One
 from vitrail.tasks.several import Several
 from vitrail.tasks.task import Task
 from vitrail.training.distill_config import Distill
+from vitrail.training.distillation import make_distillation
 from vitrail.training.listener import Listener
 from vitrail.training.loop import Trainer
 from vitrail.training.objectives import Supervised, make_objective
@@ -206,7 +207,7 @@ def test_answers_are_matched_by_name(make_setup: Callable[..., Setup], tmp_path:
     ("changes", "message"),
     [
         ({"classes": ("0", "1", "two", *DIGITS[3:])}, r"teacher= must have all classes .* lacks 2; it has two, which"),
-        ({"task": Several()}, r"cannot be used as a teacher: the model learned .*several"),
+        ({"task": Several()}, r"cannot be used: the model learned .*several"),
         ({"spec": replace(LARGER, channels=4, mean=(0.5,) * 4, std=(0.5,) * 4)}, r"of 1 channel; it takes 4"),
     ],
 )
@@ -224,6 +225,7 @@ def test_a_teacher_of_something_else_is_refused_before_the_pictures_are_checked(
         ({"distill_weight": 0.3}, "distill_weight= is about learning from a teacher; pass teacher= too"),
         ({"teacher": "t", "distill_weight": 1.5}, "between 0 and 1"),
         ({"teacher": "t", "distill_temperature": 0.0}, "above 0"),
+        ({"teacher": "t", "distill_temperature": 2.0, "distill_hard": True}, "hard=True uses only the highest"),
         ({"teacher": "t", "distill_features": -1.0}, "at least 0"),
         ({"teacher": "t", "teacher_sha256": "abc"}, "64 hexadecimal digits"),
     ],
@@ -231,6 +233,15 @@ def test_a_teacher_of_something_else_is_refused_before_the_pictures_are_checked(
 def test_settings_that_cannot_be_are_refused(settings: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         Distill(**settings)
+
+
+@pytest.mark.parametrize("settings", [{"distill_hard": True}, {"distill_temperature": 2.0}])
+def test_numbers_have_no_probabilities_to_learn_from(
+    settings: dict[str, Any], make_setup: Callable[..., Setup], tmp_path: Path
+) -> None:
+    setup = make_setup(teacher=str(write_teacher(tmp_path)), **settings, **STUDENT)
+    with pytest.raises(ConfigError, match=f"{next(iter(settings))}= is about a teacher's probabilities, and numbers"):
+        make_distillation(replace(setup, task=Number(mean=(0.0,), std=(1.0,))))
 
 
 def test_a_teacher_is_not_asked_about_outliers() -> None:
@@ -241,8 +252,10 @@ def test_a_teacher_is_not_asked_about_outliers() -> None:
 def test_a_config_file_may_be_of_a_run_with_another_teacher(tmp_path: Path) -> None:
     file = tmp_path / "config.yaml"
     file.write_text("distill:\n  teacher: old.safetensors\n  teacher_sha256: " + 32 * "ab", encoding="utf-8")
-    assert read_changes("train", None, file, {})["teacher_sha256"] == 32 * "ab"
-    assert read_changes("train", None, file, {"teacher": "new.safetensors"})["teacher_sha256"] is None
+    for passed in ({}, {"teacher": "new.safetensors"}):  # the same file may have been trained anew
+        assert "teacher_sha256" not in read_changes("train", None, file, passed)
+    known = {"teacher_sha256": 32 * "cd"}
+    assert read_changes("train", None, file, known)["teacher_sha256"] == 32 * "cd"
 
 
 def test_answers_do_not_depend_on_the_students_precision(make_setup: Callable[..., Setup], teacher: Path) -> None:

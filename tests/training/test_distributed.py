@@ -61,6 +61,7 @@ def test_ranks_share_the_features_of_the_head_alone(one: Path, tmp_path: Path) -
     assert_close(best(tmp_path / "one"), best(tmp_path / "two"))
 
 
+@in_fuzz_only
 def test_a_run_continues_on_another_number_of_ranks(one: Path, tmp_path: Path) -> None:
     """Two ranks with shards, one of them killed in the middle; then one process; against one process all the way."""
     folder = tmp_path / "moved"
@@ -88,6 +89,7 @@ def test_torchrun_trains_one_model_and_one_rank_prints(tmp_path: Path) -> None:
     assert (tmp_path / "run" / "weights" / "best.safetensors").is_file()
 
 
+@in_fuzz_only
 def test_a_lost_worker_is_replaced_and_the_run_goes_on(tmp_path: Path) -> None:
     """As on a cluster: torchrun starts the workers of a command again, and they find their run by themselves."""
     command = shlex.split("train digits --epochs 3 --batch-size 64 --optimizer sgd --lr 0.05 --no-check")

@@ -4,6 +4,7 @@ import csv
 import json
 import os
 import signal
+from dataclasses import replace
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -13,6 +14,7 @@ import pytest
 import torch
 from scipy import stats
 
+from fuzzing import in_fuzz_only
 from processes import run, run_ranks
 from vitrail.data import Loader, LoaderConfig
 from vitrail.errors import ConfigError
@@ -21,7 +23,7 @@ from vitrail.runtimes.runtime import Floats
 from vitrail.runtimes.torch_runtime import TorchRuntime
 from vitrail.training import TrainConfig, train
 from vitrail.training.feature_store import Features, select_features
-from vitrail.training.fold_scores import spread_of
+from vitrail.training.fold_scores import FoldResults, spread_of
 from vitrail.training.loop import Trainer
 from vitrail.training.objectives import SplitScore
 from vitrail.training.run_folder import Run, read_run
@@ -185,7 +187,7 @@ def train_on_ranks(config: TrainConfig, folder: Path) -> None:
     leave_ranks()
 
 
-@pytest.mark.slow
+@in_fuzz_only
 def test_ranks_train_one_fold_after_the_other_together(weights: str, tmp_path: Path) -> None:
     config = head_config(weights, folds=2, epochs=1, search="lr=0.01|0.1", trials=2)
     assert run_ranks(train_on_ranks, config, tmp_path / "run") == [0, 0]
@@ -193,3 +195,15 @@ def test_ranks_train_one_fold_after_the_other_together(weights: str, tmp_path: P
     assert [trial.settings for trial in together.trials] == [trial.settings for trial in alone.trials]
     assert [fold.count for fold in together.folds] == [fold.count for fold in alone.folds]
     assert [fold.loss for fold in together.folds] == pytest.approx([fold.loss for fold in alone.folds], rel=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("epochs", "last", "known"),
+    [((3, 2, 4), 3, True), ((0, 0, 0), 0, True), ((0, 2, 4), 2, False), ((0, 0, 2), 0, False)],
+)
+def test_familiarity_of_folds_has_one_scale(epochs: tuple[int, ...], last: int, known: bool, folded: Folded) -> None:
+    """A head without fine-tuning has seen no outliers, and is judged by distances only."""
+    assert folded.run.held_out is not None
+    held_out = replace(folded.run.held_out, familiarity=np.zeros(3))
+    results = FoldResults(scores=(), best_epochs=epochs, held_out=held_out, repeats=1, seconds=0.0)
+    assert (results.calibrating(last).held_out.familiarity is not None) is known

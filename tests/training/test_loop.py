@@ -59,7 +59,9 @@ def assert_same_run(one: Path, other: Path) -> None:
     ("changes", "threads"),
     [
         ({"ema": 0.9, "save_minutes": 1e-4}, 2),  # lanes, a checkpoint at every step
-        ({"drop_path": 0.2, "dropout": 0.1, "optimizer": "adamw", "save_minutes": 0.002}, 1),  # random numbers
+        pytest.param(
+            {"drop_path": 0.2, "dropout": 0.1, "optimizer": "adamw", "save_minutes": 0.002}, 1, marks=FUZZ
+        ),  # random numbers
         pytest.param({"optimizer": "sgd", "mixup": 0.8, "save_minutes": 60.0}, 1, marks=FUZZ),  # back to the last epoch
     ],
     ids=["lanes", "dropout", "sgd"],

@@ -20,7 +20,8 @@ from vitrail.model.mae_decoder import Decoder, DecoderConfig, cut_patches, decod
 from vitrail.model.variants import variant
 from vitrail.ranks import Ranks
 from vitrail.training import TrainConfig, recipe, train
-from vitrail.training.config import Pretraining, apply_changes
+from vitrail.training.changes import apply_changes
+from vitrail.training.config import Pretraining
 from vitrail.training.curves import read_rows
 from vitrail.training.loop import Trainer
 from vitrail.training.masked import (
@@ -237,6 +238,7 @@ def test_the_last_epoch_is_kept_with_its_decoder(make_trainer: Callable[..., Tra
 def test_the_metric_chooses_if_that_is_asked_for(make_setup: Callable[..., Setup]) -> None:
     assert make_objective(make_setup()).choice == ("knn_accuracy", True, True)
     assert make_objective(make_setup(best="loss")).choice == ("loss", False, False)
+    assert make_objective(make_setup(best="knn")).choice == ("knn_accuracy", True, False)
     assert make_objective(make_setup(probe_every=0)).choice == ("loss", False, True)
     with pytest.raises(ConfigError, match="best"):
         make_objective(make_setup(best="accuracy"))

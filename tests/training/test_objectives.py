@@ -75,6 +75,10 @@ def test_patience_waits_for_a_lower_loss_too_but_accuracy_decides(make_setup: Ca
     assert not objective.is_better(SplitScore(loss=0.9, metrics=less, count=10), state)
     assert objective.is_better(SplitScore(loss=1.04, metrics=same, count=10), state)
     assert not objective.is_better(SplitScore(loss=1.2, metrics=same, count=10), state), "overfitted"
+    objective.choice = Choice("accuracy", higher=True, keeps_last=True)
+    more = {"accuracy": 0.6}  # of a metric that is only shown, now and then
+    assert not objective.improves(SplitScore(loss=1.2, metrics=more, count=10), state)
+    assert objective.improves(SplitScore(loss=0.9, metrics={}, count=10), state)
 
 
 @pytest.mark.parametrize(

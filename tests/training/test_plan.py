@@ -15,7 +15,7 @@ from vitrail.ranks import Ranks
 from vitrail.training import Listener, Schedule
 from vitrail.training import plan as planning
 from vitrail.training.budget import pictures_at_the_end
-from vitrail.training.config import apply_changes
+from vitrail.training.changes import apply_changes
 from vitrail.training.cost import Measured, epoch_seconds
 from vitrail.training.plan import fit_minutes, settle
 from vitrail.training.run_data import reopen_data
@@ -138,6 +138,20 @@ def test_of_a_head_as_many_pictures_as_fit(paces: dict[str, float], base: str) -
     counts = Counter(setup.dataset.split("train").labels.tolist())
     assert max(counts.values()) - min(counts.values()) < 6, "of all classes"
     assert "minutes" not in setup.config.chosen
+
+
+def test_a_budget_counts_the_answers_of_a_teacher(
+    paces: dict[str, float], base: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """256 training pictures, at a fifth of a second or a whole one each, of 57 s."""
+    everything = sizes(plan())
+    monkeypatch.setattr(planning, "answer_seconds", lambda setup, _: len(setup.dataset.split("train")) / 5)
+    head = sizes(plan(minutes=1.0, weights=base, **HEAD))
+    pictures = sum(everything.values())
+    affordable = (47 - 150 / 100) / (1 / 100 + 256 / 5 / pictures)
+    assert head["train"] == pytest.approx(256 * affordable / pictures, abs=10)
+    monkeypatch.setattr(planning, "answer_seconds", lambda setup, _: float(len(setup.dataset.split("train"))))
+    assert 30 < sizes(plan(minutes=1.0))["train"] < 57
 
 
 def test_too_few_pictures_become_smaller_ones(paces: dict[str, float], base: str) -> None:

@@ -12,7 +12,7 @@ from vitrail.errors import ConfigError
 from vitrail.runtimes.runtime import Floats
 from vitrail.runtimes.torch_runtime import TorchRuntime
 from vitrail.training import Listener, Start, recipe, train
-from vitrail.training.config import apply_changes
+from vitrail.training.changes import apply_changes
 from vitrail.training.curves import read_rows
 from vitrail.training.loop import Trainer
 from vitrail.training.recipes import probe_config

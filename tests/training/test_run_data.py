@@ -14,13 +14,17 @@ from tests.data.conftest import make_folder  # noqa: F401 - a fixture
 from vitrail.data import DataConfig, Dataset, open_data, write_split_file
 from vitrail.data.shard_writer import write_shards
 from vitrail.data.source import ArraySource
-from vitrail.errors import DataError, VitrailError
+from vitrail.errors import ConfigError, DataError, VitrailError
+from vitrail.ranks import Ranks
 from vitrail.training import Listener, TrainConfig, train
 from vitrail.training import run_data as contents
-from vitrail.training.config import apply_changes
-from vitrail.training.recipes import recipe
+from vitrail.training.auto_config import resolve
+from vitrail.training.changes import apply_changes
+from vitrail.training.recipes import ask_for, recipe
 from vitrail.training.run_data import contents_key, read_split_rows, reopen_data, report_replaced, write_contents
-from vitrail.training.setup import open_training_data
+from vitrail.training.run_folder import RunLock, begin, read_config
+from vitrail.training.session import reopen, settle_run
+from vitrail.training.setup import open_training_data, prepare_run
 from vitrail.weights.read import open_checkpoint
 
 
@@ -323,3 +327,19 @@ def test_a_run_that_learned_combinations_as_classes_still_does(tmp_path: Path) -
     assert open_data(table).task == "several"
     again = reopen_data(config_for(table), tmp_path / "split.csv", print)
     assert (again.task, again.classes) == ("one", data.classes)
+
+
+def test_folds_go_on_in_the_units_that_they_began_with(tmp_path: Path) -> None:
+    """Those of the first fold; fitted to all pictures, the mean and the deviation would be others."""
+    table = write_table(tmp_path, [f"{index**2 / 7:.3f}" for index in range(40)])
+    config = config_for(table, folds=3, mixup=0.0, label_smoothing=0.0)
+    setup, _ = settle_run(*resolve(str(table), ask_for(config), Ranks()), Ranks(), Listener())
+    with RunLock() as lock:
+        begin(setup, tmp_path / "run", lock)
+    again = reopen(read_config(tmp_path / "run"), tmp_path / "run", Ranks(), Listener())
+    assert again.task.kind == "number"
+    assert again.task == setup.task
+    assert prepare_run(again.config, again.dataset).task != setup.task
+    (tmp_path / "run" / "task.json").write_text('{"kind": "number", "mean": 1}')
+    with pytest.raises(ConfigError, match=r"task.json is damaged"):
+        reopen(read_config(tmp_path / "run"), tmp_path / "run", Ranks(), Listener())

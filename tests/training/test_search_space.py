@@ -3,6 +3,7 @@
 import pytest
 
 from vitrail.errors import ConfigError
+from vitrail.training.changes import apply_changes
 from vitrail.training.config import TrainConfig
 from vitrail.training.recipes import read_changes, recipe
 from vitrail.training.search_space import Range, check_space, parse_search
@@ -47,3 +48,15 @@ def test_what_leaves_no_choice_is_refused() -> None:
     with pytest.raises(ConfigError, match="features of unchanged pictures"):
         check_space(parse_search("mixup=0..1"), recipe("linear"))
     check_space(parse_search("mixup=0..1"), TrainConfig())
+
+
+def test_values_that_no_trial_could_have_are_refused_at_once() -> None:
+    check_space(parse_search("views=2|4"), recipe("cifar10"))  # whose outliers give way
+    exposed = apply_changes(recipe("cifar10"), {"outlier_rate": 0.1, "repeats": 2})
+    with pytest.raises(ConfigError, match=r"search= has alternate_flip=True, which this run cannot have: .*views"):
+        check_space(parse_search("alternate_flip=true|false"), apply_changes(TrainConfig(), {"views": 3}))
+    check_space(parse_search("outlier_rate=0.1|0.3"), exposed)
+    late = apply_changes(TrainConfig(), {"schedule": "wsd"})
+    check_space(parse_search("warmup=0.05..0.9,cooldown=0.05..0.1"), late)  # which leaves room for the longest warm-up
+    with pytest.raises(ConfigError, match=r"search= has warmup=0.98"):
+        check_space(parse_search("warmup=0.05..0.98,cooldown=0.05..0.1"), late)

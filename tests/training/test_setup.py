@@ -12,7 +12,7 @@ from tests.task_models import LABELS, write_model_of
 from vitrail.data import ArraySource, Dataset
 from vitrail.errors import ConfigError
 from vitrail.training import recipe
-from vitrail.training.config import apply_changes
+from vitrail.training.changes import apply_changes
 from vitrail.training.setup import check_strategy, prepare_run
 from vitrail.weights.native import read_native
 

@@ -25,7 +25,7 @@ from vitrail.cli.main import main
 from vitrail.errors import ConfigError, MissingExtraError
 from vitrail.ranks import Ranks
 from vitrail.training import Listener, TrainConfig, trackers
-from vitrail.training.config import apply_changes
+from vitrail.training.changes import apply_changes
 from vitrail.training.signals import InterruptedRunError
 from vitrail.training.trackers import Tracker, check_trackers, config_facts, final_numbers, row_numbers
 from vitrail.training.tracking_services import SERVICES, Ending, Result, Service, TrackedRun, has_wandb_key

@@ -156,3 +156,13 @@ def test_mistakes_are_told_before_anything_is_read(capsys: pytest.CaptureFixture
     assert main(["average", *files, "--out", files[0], "--overwrite", "--json"]) == 0
     facts = json.loads(capsys.readouterr().out)
     assert [part["share"] for part in facts["sources"]] == [0.5, 0.5]
+
+
+@pytest.mark.parametrize("others", [True, False])
+def test_the_mean_of_models_that_learned_from_outliers_is_one(others: bool) -> None:
+    files = write_some()
+    for file in files if others else files[:2]:
+        learned = read_native(Path(file))
+        save_checkpoint(replace(learned, origin=replace(learned.origin, outliers=True)), file)
+    vitrail.average(files, out="mean.safetensors")
+    assert read_native(Path("mean.safetensors")).is_unsure is others

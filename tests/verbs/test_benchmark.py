@@ -11,6 +11,7 @@ from PIL import Image
 from tests.data.conftest import picture
 
 import vitrail
+from fuzzing import in_fuzz_only
 from vitrail.cli.main import main
 from vitrail.errors import ConfigError, DataError, VitrailError, WeightsError
 from vitrail.model import BlockConfig, ConvStem
@@ -56,6 +57,7 @@ def data(inside: Path) -> Path:
     return inside / "data"
 
 
+@in_fuzz_only
 @pytest.mark.draws
 def test_every_combination_and_what_it_writes(save_model: Callable[..., str], inside: Path, data: Path) -> None:
     name = save_model(depth=2)

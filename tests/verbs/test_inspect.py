@@ -5,8 +5,12 @@ import pytest
 
 from families import write_family
 from vitrail.cli.main import main
+from vitrail.data.preprocess import preset
 from vitrail.errors import ConfigError
+from vitrail.model.variants import create
 from vitrail.verbs.inspect import inspect
+from vitrail.weights.checkpoint import Checkpoint
+from vitrail.weights.native import save_checkpoint
 
 FIXTURE = Path(__file__).parents[1] / "weights" / "fixtures" / "google_token.npz"
 
@@ -56,3 +60,12 @@ def test_tokens_and_how_the_model_knows_where_they_are(tmp_path: Path) -> None:
 def test_an_unknown_setting() -> None:
     with pytest.raises(ConfigError, match="inspect has no setting 'source_fromat'; did you mean source_format"):
         inspect(FIXTURE, source_fromat="google")
+
+
+def test_statistics_of_batch_norms_are_no_parameters(tmp_path: Path) -> None:
+    model = create("hybrid-32")
+    parts = {"tensors": model.state_dict(), "preprocess": preset("google", model.config.image_size)}
+    save_checkpoint(Checkpoint(config=model.config, **parts), tmp_path / "model.safetensors")
+    counted = sum(parameter.numel() for parameter in model.parameters())
+    found = inspect(tmp_path / "model.safetensors")
+    assert (found.parameters, found.dtypes) == (counted, ("float32",))

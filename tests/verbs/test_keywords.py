@@ -11,7 +11,8 @@ import pytest
 import vitrail
 from vitrail.data.config import Augment, Columns, DataConfig
 from vitrail.serving.settings import ServeSettings
-from vitrail.training.config import PARTS, TrainConfig, field_homes
+from vitrail.training.changes import PARTS, field_homes
+from vitrail.training.config import TrainConfig
 from vitrail.training.recipes import settings_for
 from vitrail.verbs.keywords import Size
 

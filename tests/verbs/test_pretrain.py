@@ -124,7 +124,7 @@ def test_a_table_without_labels_or_with_some(tmp_path: Path) -> None:
         assert dataset.classes == ()
     plan = vitrail.plan(folder / "table.csv", method="mae", model="cifar-tiny", check=False)
     assert sum(plan.pictures.values()) == 24
-    assert "No labels" in plan.chosen
+    assert "Not every picture has a label" in plan.chosen
 
 
 @pytest.mark.parametrize(

@@ -19,6 +19,7 @@ import torch
 from PIL import Image
 
 from conftest import randomize
+from fuzzing import in_fuzz_only
 from hub_server import Hub, serve_hub
 from processes import run
 from vitrail.data.preprocess import preset
@@ -100,7 +101,7 @@ def lines_of(text: str, word: str) -> list[str]:
     return [line for line in text.splitlines() if word in line]
 
 
-@pytest.mark.slow
+@in_fuzz_only
 def test_the_default_downloads_once_and_works_offline_afterwards(
     shell: Shell, hub: Hub, photographs: Path, tmp_path: Path
 ) -> None:

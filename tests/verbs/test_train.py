@@ -13,6 +13,7 @@ import pytest
 import torch
 from tests.data.conftest import make_folder  # noqa: F401
 
+from fuzzing import in_fuzz_only
 from vitrail.cli.main import main
 from vitrail.data import open_data
 from vitrail.errors import ConfigError, ResumableError, VitrailError
@@ -173,6 +174,7 @@ def test_without_a_report_the_run_is_still_there(here: Path, monkeypatch: pytest
     assert ["no report: the disk is gone" in str(warning.message) for warning in caught] == [True]
 
 
+@in_fuzz_only
 def test_folds_and_a_search_are_in_the_report(here: Path) -> None:
     first = train("digits", epochs=1, batch_size=256, check=False, report=False, out="first")
     flags = ["--recipe", "linear", "--weights", str(first.best), "--epochs", "2", "--folds", "2", "--no-check"]

@@ -22,8 +22,9 @@ from vitrail.model import ViTConfig
 from vitrail.ranks import Ranks
 from vitrail.registry import NO_TASK
 from vitrail.tasks.task import make_task
-from vitrail.training.config import Start, TrainConfig, apply_changes, read_field
-from vitrail.training.recipes import NO_FILES, recipe, with_start
+from vitrail.training.changes import NO_FILES, apply_changes, read_field, with_changes
+from vitrail.training.config import Start, TrainConfig
+from vitrail.training.recipes import recipe
 from vitrail.training.setup import (
     add_validation,
     check_start,
@@ -102,7 +103,8 @@ def choose(dataset: Dataset, kind: PictureKind, weights: str | None, suited: str
     if grey and isinstance(train, ArraySource) and side <= 32:
         return recipe("digits" if side < 16 else "mnist")
     if side <= 32:
-        return recipe("cifar10")
+        chosen = recipe("cifar10")
+        return chosen if dataset.name == chosen.data else apply_changes(chosen, {"outlier_rate": 0.0})  # may be classes
     if len(train) >= HUGE and torch.cuda.is_available():
         return recipe("imagenet-s16")
     chosen = recipe("scratch")
@@ -164,11 +166,11 @@ def resolve(
     changes = dict(changes)
     name, named_data = changes.pop("recipe", None), changes.pop("data", "")
     config = recipe(name) if name else TrainConfig()
-    pretrains = with_start(config, _without_files(changes)).pretrains
+    pretrains = with_changes(config, _without_files(changes)).pretrains
     auto = _leaves_weights_open(config, changes) and not pretrains
     sources = {key: value for key, value in changes.items() if hasattr(config.source, key)}
     config = apply_changes(replace(config, data=data or named_data or config.data), sources)
-    model = ranks.in_turn(lambda: check_start(with_start(config, changes), may_get_weights=auto))
+    model = ranks.in_turn(lambda: check_start(with_changes(config, changes), may_get_weights=auto))
     if dataset is None:
         opener = open_pictures if pretrains else open_training_data
         dataset = ranks.in_turn(lambda: opener(config, validation=False))
@@ -177,16 +179,16 @@ def resolve(
         raise ConfigError("leaves no labels to train on; use vitrail pretrain to learn without labels.", field="task")
     if check and not pretrains:
         dataset.refuse_labels()
-    _check_depth(dataset, with_start(config, changes).start, model)
-    _check_teacher(dataset, with_start(config, changes), model, ranks)
+    _check_depth(dataset, with_changes(config, changes).start, model)
+    _check_teacher(dataset, with_changes(config, changes), model, ranks)
     kind = None if name and not auto else look_at(dataset.split("train"))
     backbone, why = _get_backbone(dataset, kind, ranks, say, bool(name)) if auto and kind else (None, "")
     reasons = [why]
     if backbone is not None:
         changes["weights"] = backbone.source
         changes.setdefault("image_size", usual_size(backbone.config))
-    require_weights(with_start(config, changes))
-    weights = with_start(config, changes).start.weights
+    require_weights(with_changes(config, changes))
+    weights = with_changes(config, changes).start.weights
     if weights is not None and backbone is None:
         size, why = _choose_size(model or ranks.from_first(lambda: _read_model(weights)))
         if "image_size" not in changes and size is not None:
@@ -206,7 +208,10 @@ def resolve(
     chosen = ". ".join(filter(None, reasons))
     if not pretrains:
         config = apply_changes(config, dict(make_task(dataset.task).unsuited))
-    config = replace(with_start(config, changes), chosen=chosen)
+    outliers = config.augment.outlier_rate
+    config = replace(with_changes(config, changes), chosen=chosen)
+    if outliers and not config.augment.outlier_rate and "outlier_rate" not in changes:
+        say("without outliers, which go neither with a teacher nor with fixed views")
     if dataset.task != "one":  # a resumed run must not choose again
         config = apply_changes(config, {"task": dataset.task})
     if config.start.training.on_features:
@@ -296,7 +301,7 @@ def _choose(
     """A recipe; and for photographs, why it was chosen: what a GPU has time for, a CPU may not."""
     train = dataset.split("train")
     if weights is None or "train" in changes or not kind.is_photograph:
-        return choose(dataset, kind, weights, with_start(TrainConfig(), changes).start.training.recipe), ""
+        return choose(dataset, kind, weights, with_changes(TrainConfig(), changes).start.training.recipe), ""
     if ranks.device.type == "cuda" and len(train) >= MANY:
         name, why = "finetune", f"Everything is trained: there are {len(train):,} pictures, and a GPU"
     elif ranks.device.type == "cuda":

@@ -17,7 +17,8 @@ from vitrail.data import Batch
 from vitrail.errors import ConfigError, suggest
 from vitrail.ranks import Ranks
 from vitrail.tasks.task import Array, Goal, Task
-from vitrail.training.config import TrainConfig, apply_changes
+from vitrail.training.changes import apply_changes
+from vitrail.training.config import TrainConfig
 from vitrail.training.features import FeatureLoader
 from vitrail.training.setup import Setup
 from vitrail.wording import counted

@@ -51,7 +51,10 @@ class BestWeights:
             preprocess=setup.preprocess,
             classes=setup.dataset.classes if setup.model.config.num_classes else None,
             task=setup.task,
-            origin=Origin(source=setup.source or f"trained on {setup.dataset.name} with {setup.config.recipe}"),
+            origin=Origin(
+                source=setup.source or f"trained on {setup.dataset.name} with {setup.config.recipe}",
+                outliers=setup.config.augment.outlier_rate > 0,
+            ),
         )
         self._report(self.objective.prove(finished))
 

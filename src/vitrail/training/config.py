@@ -4,16 +4,13 @@ No two fields of the parts below share a name, so that each of them is a setting
 """
 
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass, field, fields, replace
-from functools import cache
-from typing import Any, Literal, cast
+from dataclasses import dataclass, field
+from typing import Literal
 
 from vitrail.data.config import Augment, DataConfig, check_workers
 from vitrail.data.preprocess import check_range
-from vitrail.errors import ConfigError, shorten, suggest
-from vitrail.schema import IF_USED, parse_size, to_dict, validate
-from vitrail.synonyms import suggest_option
+from vitrail.errors import ConfigError, suggest
+from vitrail.schema import IF_USED, validate
 from vitrail.training.distill_config import Distill
 
 
@@ -62,7 +59,7 @@ class Start:
     """A name from `vitrail models` [default: chosen from the data]."""
     weights: str | None = None
     """A checkpoint to start from: a file, a run folder, hf://OWNER/NAME, google://NAME; or none, to train from scratch
-    [default: auto, which means pretrained weights for photographs]."""
+    [default: auto, which means pretrained weights for photographs; for pre-training, none]."""
     classes: str | None = None
     """A file with the names of the classes of `weights`, one per line in their order, or JSON (index → name): classes
     that are also in the data keep their part of the head."""
@@ -164,7 +161,8 @@ class Optim:
     balance: Literal["auto", "none", "sample", "weight", "focal", "logit"] = field(default="none", metadata=IF_USED)
     """What to do about uneven classes: nothing; sample pictures of all classes equally often; weight the loss by
     class; focal loss with these weights; logit adjustment; or auto, which chooses by balanced accuracy on validation
-    where a head is trained on features, and elsewhere takes logit adjustment for uneven classes."""
+    where a head is trained on features, and elsewhere takes logit adjustment (with outliers, class weights) for uneven
+    classes."""
     ema: float | None = None
     """Decay of an exponential moving average (EMA) of the weights, which is evaluated and saved in their place."""
 
@@ -195,8 +193,9 @@ class Schedule:
     patience: int | None = None
     """Stop after this many epochs without a better metric or a lower loss in validation."""
     best: str = field(default="auto", metadata=IF_USED)
-    """The validation metric whose best epoch is kept: accuracy, balanced, map, mae, …, loss [default: auto, the first
-    of the task, or with `balance` its balanced form]."""
+    """The validation metric whose best epoch is kept: accuracy, balanced, map, mae, …, loss; for pre-training, knn
+    or loss [default: auto, the first of the task, or with `balance` its balanced form; for pre-training,
+    the last epoch]."""
 
     def __post_init__(self) -> None:
         validate(self)
@@ -292,7 +291,8 @@ class Pretraining:
     decoder_depth: int | None = None
     """Blocks of the decoder [default: two thirds of the model's, at most 8]."""
     pixels: Literal["normalized", "raw"] = "normalized"
-    """What is predicted: pixels normalised by the mean and deviation of their patch, or as they are (raw)."""
+    """What is predicted: pixels normalised by the mean and standard deviation of their patch, or as they are
+    (raw)."""
     probe_every: int | None = None
     """Epochs between two kNN probes of the features, where pictures have classes; 0 turns them off [default: a tenth of
     the run]."""
@@ -332,93 +332,3 @@ class TrainConfig:
     def pretrains(self) -> bool:
         """Whether the run learns from pictures only."""
         return self.pretraining.method != "none"
-
-
-PARTS = ("start", "optim", "schedule", "machine", "augment", "source", "selection", "distill", "pretraining")
-
-
-@cache
-def field_homes() -> Mapping[str, str]:
-    """Setting → the part of `TrainConfig` that has it."""
-    homes: dict[str, str] = {}
-    for part in PARTS:
-        for each in fields(getattr(TrainConfig(), part)):
-            assert each.name not in homes, f"{each.name} is in two parts"
-            homes[each.name] = part
-    return homes
-
-
-def read_field(config: TrainConfig, name: str) -> Any:
-    """The value of a setting, whatever part it is in."""
-    return getattr(getattr(config, field_homes()[name]), name)
-
-
-def apply_changes(config: TrainConfig, changes: dict[str, Any]) -> TrainConfig:
-    """The config with some settings changed, whatever part they are in."""
-    homes = field_homes()
-    for part in PARTS:
-        mine = {name: value for name, value in changes.items() if homes.get(name) == part}
-        if mine:
-            config = replace(config, **{part: replace(getattr(config, part), **mine)})
-    if changes.get("minutes") is not None and changes.get("epochs") is not None:
-        raise ConfigError("pass `epochs=` or `minutes=`, not both: minutes decide how many epochs there are.")
-    return config
-
-
-def list_changes(config: TrainConfig, base: TrainConfig) -> dict[str, Any]:
-    """The settings in which a config differs from another; `apply_changes` is the inverse."""
-    names = field_homes()
-    changes = {name: read_field(config, name) for name in names if read_field(config, name) != read_field(base, name)}
-    if changes.get("minutes") is not None:
-        changes.pop("epochs", None)  # which follow from it
-    return changes
-
-
-def flatten(settings: Any, where: str) -> dict[str, Any]:
-    """The settings of a YAML file, written in the parts of `TrainConfig` or all on one level, as one level."""
-    if not isinstance(settings, dict):
-        raise ConfigError(f"{where} must hold field names and values.")
-    homes = field_homes()
-    flat: dict[str, Any] = {}
-    for name, value in cast("dict[str, Any]", settings).items():
-        if name in PARTS and isinstance(value, dict):
-            for inner in cast("dict[str, Any]", value):
-                if homes.get(inner) != name:
-                    hint = f"it belongs to {homes[inner]}." if inner in homes else suggest_setting(inner, [*homes])
-                    raise ConfigError(f"{where}: {name} has no field {shorten(inner)}; {hint}")
-            flat |= value
-        elif name in homes or name in ("data", "recipe"):
-            flat[name] = value
-        elif name == "chosen":  # then; this run makes its own choices
-            continue
-        else:
-            raise ConfigError(
-                f"{where}: there is no field {shorten(name)}; {suggest_setting(name, [*homes, 'data', 'recipe'])}"
-            )
-    return flat
-
-
-def suggest_setting(name: Any, known: list[str]) -> str:
-    """The end of an error about an unknown setting."""
-    return suggest_option(shorten(name), known) or "see vitrail train --help."
-
-
-def combine_changes(file: dict[str, Any], settings: dict[str, Any]) -> dict[str, Any]:
-    """The settings of a file and those of the caller, which take precedence."""
-    changes = dict(file)
-    for one, other in (("minutes", "epochs"), ("weights", "model")):  # of which only one can be set
-        for mine, theirs in ((one, other), (other, one)):
-            if mine in settings:
-                changes.pop(theirs, None)
-    changes |= settings
-    if isinstance(changes.get("image_size"), str):
-        changes["image_size"] = parse_size(changes["image_size"])
-    return changes
-
-
-def describe_config(config: TrainConfig) -> dict[str, Any]:
-    """The fields as a YAML file has them: with a time budget, the epochs are left out, since they follow from it."""
-    facts = to_dict(config)
-    if config.schedule.minutes is not None:
-        del facts["schedule"]["epochs"]
-    return facts

@@ -23,7 +23,8 @@ from vitrail.machine import computes_bf16, main_memory
 from vitrail.ranks import Ranks
 from vitrail.timing import Clock, agreed_gain, best_of, repeat, seconds_of, take_turns
 from vitrail.training.budget import PLANNING
-from vitrail.training.config import TrainConfig, apply_changes
+from vitrail.training.changes import apply_changes
+from vitrail.training.config import TrainConfig
 from vitrail.training.gradients import Lanes, Plain, compiled, first_of, make_engine, move, pick_precision
 from vitrail.training.objectives import make_objective
 from vitrail.training.optim import build_optimizers, start_state
@@ -63,7 +64,7 @@ MOST_TIMED = 256  # pictures of a batch that are timed on a CPU
 FEW = 16  # pictures whose features are timed at once
 FEWEST = 2  # pictures that are timed at once, however slow they are
 PATIENCE = 10.0  # seconds after which no further batch is timed; warming up, which may be compiling, is free
-NARROW = 128  # up to this width, matrix products are too small to gain: 0.57× at width 48
+NARROW = 96  # up to this width, matrix products are too small to gain: 0.57× at width 48
 BF16_WORTH = 1.1  # bf16 rounds: it must be this much faster
 BF16_PATIENCE = 5.0  # seconds after which no further round is timed
 ROUNDS = 3
@@ -347,6 +348,8 @@ def time_gradients(setup: Setup, engines: list[Plain], clock: Clock | None = Non
     with _left_as_it_was(setup.model):
         few = partial(engines[0].accumulate, first_of(some, FEWEST))
         each = seconds_of(few, clock) / FEWEST
+        if FEWEST * each < BF16_PATIENCE:  # which may have prepared what later calls only use
+            each = min(each, seconds_of(few, clock) / FEWEST)
         count = max(int(BF16_PATIENCE / len(engines) / max(each, 1e-9)), FEWEST)  # of slow pictures, a few will do
         calls = [partial(engine.accumulate, first_of(some, count)) for engine in engines]
         laps = take_turns(calls, ROUNDS, patience=BF16_PATIENCE, clock=clock)

@@ -152,7 +152,7 @@ COLORS = (INK, ACCENT, "#3a7d7c", "#b08a2e")  # of learning rates
 OPTIMIZERS = {"adamw": "AdamW", "sgd": "SGD", "muon": "Muon"}
 
 
-SHORT = {"balanced": "balanced_accuracy"}  # what else a metric may be called
+SHORT = {"balanced": "balanced_accuracy", "knn": "knn_accuracy"}  # what else a metric may be called
 
 
 class Choice(NamedTuple):

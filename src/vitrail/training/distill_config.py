@@ -20,7 +20,7 @@ class Distill:
     """A model to learn from, as well as from the labels: a checkpoint, an export or a run folder that has the classes
     of the data."""
     distill_weight: float = 0.5
-    """With a teacher: the weight of its answers in the loss, from 0 to 1; the labels have the rest."""
+    """With a teacher: the weight of its answers in the loss, from 0 to 1; the loss of the labels gets the rest."""
     distill_temperature: float = 4.0
     """With a teacher: what the logits of both are divided by before they are compared. A higher temperature
     gives more weight to the classes that the teacher does not choose."""
@@ -40,6 +40,11 @@ class Distill:
             raise ConfigError(f"distill_temperature must be above 0; got {self.distill_temperature}.")
         if not 0 <= self.distill_features < math.inf:
             raise ConfigError(f"distill_features must be at least 0; got {self.distill_features}.")
+        if self.distill_hard and self.distill_temperature != Distill.distill_temperature:
+            raise ConfigError(
+                "softens a teacher's probabilities, and `distill_hard=True` uses only the highest; omit one of them.",
+                field="distill_temperature",
+            )
         if self.teacher_sha256 is not None and not re.fullmatch("[0-9a-f]{64}", self.teacher_sha256):
             raise ConfigError(f"teacher_sha256 must be 64 hexadecimal digits; got {shorten(self.teacher_sha256)}.")
         if self.teacher is None:

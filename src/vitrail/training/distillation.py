@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from vitrail.data import Batch
 from vitrail.errors import ConfigError
+from vitrail.training.distill_config import Distill
 from vitrail.training.gradients import Outcome
 from vitrail.training.setup import Setup
 from vitrail.training.teacher import Teacher
@@ -67,4 +68,7 @@ def make_distillation(setup: Setup) -> Distillation | None:
         raise ConfigError(
             f"{config.start.training.called} does not change the features; omit it.", field="distill_features"
         )
+    for name in () if setup.task.softens else ("distill_hard", "distill_temperature"):
+        if getattr(config.distill, name) != getattr(Distill, name):
+            raise ConfigError("is about a teacher's probabilities, and numbers have none; omit it.", field=name)
     return Distillation(setup, teacher)

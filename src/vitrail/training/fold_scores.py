@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -33,6 +33,16 @@ class FoldResults(NamedTuple):
     held_out: Measurement  # each picture once, by the model of the fold that it is in
     repeats: int
     seconds: float
+
+    def calibrating(self, epochs: int) -> "FoldResults":
+        """The results, without familiarity if only some of the models, or only the last one, learned from outliers.
+
+        Models that did are judged by their logits too (`tasks/familiarity.py`), on another scale than the others; only
+        models that were trained for no epoch did not.
+        """
+        if len({each > 0 for each in (*self.best_epochs, epochs)}) == 1:
+            return self
+        return self._replace(held_out=replace(self.held_out, familiarity=None))
 
 
 @dataclass(frozen=True, kw_only=True)

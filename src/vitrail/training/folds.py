@@ -30,7 +30,8 @@ from vitrail.ranks import Ranks
 from vitrail.registry import labels_of
 from vitrail.rng import Floats, Integers
 from vitrail.training import snapshots
-from vitrail.training.config import Selection, TrainConfig, describe_config
+from vitrail.training.changes import describe_config
+from vitrail.training.config import Selection, TrainConfig
 from vitrail.training.cost import Measured
 from vitrail.training.feature_store import Features, select_features
 from vitrail.training.features import compute_features
@@ -186,6 +187,8 @@ class FoldWork(NamedTuple):
     def train_last(self, setup: Setup, results: FoldResults) -> tuple[Run, Predictor]:
         """The model that is trained on everything, for as long as was best for the folds; they calibrate it."""
         config, epochs = share_of(setup.config), round(median(results.best_epochs))
+        if config.augment.outlier_rate > 0:
+            results = results.calibrating(epochs)
         if epochs == 0:  # nothing was better than the head alone
             config = fit_batch_size(probe_config(config), setup.dataset, self.ranks.world_size)
             epochs = config.schedule.epochs

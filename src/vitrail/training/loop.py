@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from vitrail.data import Batch
 from vitrail.errors import VitrailError, WeightsError
+from vitrail.machine import freed_memory_kept
 from vitrail.ranks import Ranks
 from vitrail.threads import cores
 from vitrail.training import budget, snapshots
@@ -111,7 +112,7 @@ class Trainer:
             self.save()
         self.listener.began(self.total_steps, self.state.step, self.epochs)
         try:
-            with Signals() as signals, self.one_thread():
+            with Signals() as signals, self.one_thread(), freed_memory_kept():
                 while self.state.epoch < self.epochs and not self.state.stopped_early:
                     self._train_epoch(signals)
         finally:

@@ -26,7 +26,7 @@ from vitrail.model.patch_embed import take_patches
 from vitrail.registry import labels_of
 from vitrail.rng import Draws, Integers, start_of_permutation
 from vitrail.training.config import Pretraining, TrainConfig
-from vitrail.training.curves import Choice
+from vitrail.training.curves import SHORT, Choice
 from vitrail.training.setup import Setup
 
 EPS = 1e-6  # of the variance of a patch
@@ -48,7 +48,8 @@ def check_model(config: ViTConfig) -> None:
 
 def masked_choice(config: TrainConfig, *, probes: bool) -> Choice:
     """The metric that is shown: by default, it does not choose, and the last epoch is kept."""
-    asked, known = config.schedule.best, ("auto", "loss", *([KNN] if probes else []))
+    asked = SHORT.get(config.schedule.best, config.schedule.best)
+    known = ("auto", "loss", *([KNN] if probes else []))
     if asked not in known:
         raise ConfigError(f"has no {asked!r} for pre-training; {suggest(asked, known)}", field="best")
     metric = asked if asked != "auto" else KNN if probes else "loss"

@@ -164,8 +164,9 @@ class Objective(nn.Module, ABC):
         return not loss <= RISEN * lowest  # so that NaN counts too
 
     def improves(self, score: SplitScore, state: RunState) -> bool:
-        """Whether the run still improves: what patience waits for."""
-        return self.rank(score) > self._best(state) or score.loss < state.lowest_val_loss
+        """Whether the run still improves: what patience waits for; by the loss, where no metric chooses the epoch."""
+        better = not self.choice.keeps_last and self.rank(score) > self._best(state)
+        return better or score.loss < state.lowest_val_loss
 
     def is_better(self, score: SplitScore, state: RunState) -> bool:
         """Whether these weights replace the best so far."""

@@ -10,11 +10,13 @@ from typing import Any
 
 from vitrail.data import Dataset
 from vitrail.errors import ConfigError
+from vitrail.machine import freed_memory_kept
 from vitrail.ranks import Ranks
 from vitrail.schema import from_dict, to_dict
 from vitrail.training.balance import settle_balance
 from vitrail.training.budget import REPORT_PICTURES, Pace, fitting_epochs, pictures_at_the_end, seconds_left
-from vitrail.training.config import TrainConfig, apply_changes, describe_config
+from vitrail.training.changes import apply_changes, describe_config
+from vitrail.training.config import TrainConfig
 from vitrail.training.cost import (
     Measured,
     Say,
@@ -71,7 +73,8 @@ def settle(
     listener.prepared("timing a few pictures", 0, 1)
     planner = _Planner(setup, ranks, listener, may_shrink)
     try:
-        return planner.settle_head() if config.start.training.on_features else planner.settle_training()
+        with freed_memory_kept():  # as in training
+            return planner.settle_head() if config.start.training.on_features else planner.settle_training()
     finally:
         listener.ended()
 
@@ -87,10 +90,9 @@ class _Planner:
         config = self.setup.config
         if config.machine.batch_size == "auto":
             raise ConfigError(f"{config.start.training.called} takes a moment: pass a number as `batch_size=`.")
-        measured = self._measure_features()
+        measured = replace(self._measure_features(), before=self._measure_answers())
         if config.schedule.minutes is not None:
             measured = self._fit_head(measured)
-        measured = replace(measured, before=self.ranks.from_first(lambda: answer_seconds(self.setup, self.ranks)))
         size = self.setup.config.machine.batch_size
         assert isinstance(size, int)
         check_batch_size(size, len(self.setup.dataset.split("train")), self.ranks.world_size)
@@ -110,17 +112,20 @@ class _Planner:
             self._decide(lambda: find_batch_size(self.setup, self.ranks, said))
         self._decide(lambda: settle_precision(self.setup, self.ranks, said))
         self._decide(lambda: settle_compile(self.setup, self.ranks, said))
-        before += self.ranks.from_first(lambda: answer_seconds(self.setup, self.ranks))
+        before += self._measure_answers()
         measured = replace(self.ranks.from_first(lambda: measure(self.setup, self.ranks)), before=before)
         if self._too_long(measured):
             if config.start.probe:
                 return self._only_head(measured)
-            self._take_fewer_pictures(measured)
+            measured = self._take_fewer_pictures(measured)
         self._decide(lambda: fit_minutes(self.setup, measured, said))
         return self.setup, measured
 
     def _measure_features(self) -> Measured:
         return self.ranks.from_first(lambda: measure_features(self.setup, self.ranks))
+
+    def _measure_answers(self) -> float:
+        return self.ranks.from_first(lambda: answer_seconds(self.setup, self.ranks))
 
     def _decide(self, make: Callable[[], TrainConfig]) -> None:
         decided: dict[str, Any] = self.ranks.from_first(lambda: to_dict(make()))
@@ -150,13 +155,14 @@ class _Planner:
         """Choose the pictures whose features fit into the time budget; of too few of them, at a smaller size."""
         setup, splits, model = self.setup, self.setup.dataset.splits, self.setup.model.config
         pictures = len(splits["train"]) + len(splits.get("val", ())) + len(splits.get("test", ()))
-        affordable = (self._seconds_left() - HEAD_SECONDS) * measured.pace - REPORT_PICTURES
+        each = 1 / measured.pace + measured.before / pictures  # for its features, and the teacher's answer
+        affordable = (self._seconds_left() - HEAD_SECONDS - REPORT_PICTURES / measured.pace) / each
         if affordable >= ALMOST * pictures:
             return measured
         enough = min(ENOUGH * len(setup.dataset.classes) * pictures / len(splits["train"]), pictures)
         if not self.may_shrink or affordable >= enough or min(model.grid) <= SMALLEST_GRID:
             self._sample(affordable / pictures)
-            return measured
+            return replace(measured, before=measured.before * affordable / pictures)
         factor = max(math.sqrt(max(affordable, 1) / enough), 0.5)
         smaller = tuple(
             max(math.floor(count * factor), SMALLEST_GRID) * stride
@@ -168,11 +174,13 @@ class _Planner:
         self.setup = replace(prepare_run(config, setup.dataset), began=setup.began)
         return self._fit_head(faster)
 
-    def _take_fewer_pictures(self, measured: Measured) -> None:
-        """Choose the share of the pictures of which one epoch, and all that comes after it, fits into the budget."""
+    def _take_fewer_pictures(self, measured: Measured) -> Measured:
+        """Choose the share of the pictures of which one epoch, and all before and after it, fits into the budget."""
         fixed = measured.epoch_overhead + REPORT_PICTURES / 3 / measured.pace
-        needed = epoch_seconds(self.setup, measured) + _ending(self.setup, measured)
-        self._sample((self._seconds_left() - fixed) / (needed - fixed))
+        needed = measured.before + epoch_seconds(self.setup, measured) + _ending(self.setup, measured)
+        share = (self._seconds_left() - fixed) / (needed - fixed)
+        self._sample(share)
+        return replace(measured, before=measured.before * share)
 
     def _sample(self, share: float) -> None:
         dataset, config, ranks = self.setup.dataset, self.setup.config, self.ranks
@@ -243,7 +251,7 @@ def describe_teacher(setup: Setup) -> str:
     elif views:
         parts.append(f"asked about each batch, since its answers about all views would take {size}")
     else:
-        mixed = ", since mixed pictures and outliers have no fixed views" if config.augment.views else ""
+        mixed = ", since mixed pictures have no fixed views" if config.augment.views else ""
         parts.append(f"asked about each batch{mixed}")
     return "; ".join(filter(None, (*parts, describe_extra(teacher, setup.dataset))))
 

@@ -22,7 +22,7 @@ from vitrail.ranks import Ranks
 from vitrail.training import snapshots
 from vitrail.training.balance import try_on_features
 from vitrail.training.best_weights import BEST, calibrate, measure_test
-from vitrail.training.config import apply_changes
+from vitrail.training.changes import apply_changes
 from vitrail.training.curves import RESULTS, EpochRow, draw_curves, learning_rates, read_rows
 from vitrail.training.features import FeatureLoader, feature_loader
 from vitrail.training.fold_scores import FoldResults

@@ -28,10 +28,12 @@ from vitrail.machine import environment
 from vitrail.progress import ending
 from vitrail.ranks import Ranks, elastic_id, was_restarted
 from vitrail.schema import from_dict, to_dict
+from vitrail.tasks.task import Task, make_task
 from vitrail.training import snapshots
 from vitrail.training.auto_config import AUTO, NONE
 from vitrail.training.best_weights import BEST
-from vitrail.training.config import Selection, TrainConfig, apply_changes, describe_config, read_field
+from vitrail.training.changes import apply_changes, describe_config, read_field
+from vitrail.training.config import Selection, TrainConfig
 from vitrail.training.curves import RESULTS, read_rows
 from vitrail.training.feature_store import ANSWERS, FOLDER
 from vitrail.training.fold_scores import INTERVAL, Spread, Trial, describe_best, spread_of
@@ -45,6 +47,7 @@ from vitrail.wording import counted, name_metric, show_metric
 
 CONFIG, SPLIT, METRICS, REPORT = "config.yaml", "split.csv", "metrics.json", "report.html"
 FOLDS, STUDY = "folds.csv", "study.journal"  # of runs that consist of others
+TASK = "task.json"  # of a run whose task was fitted to its training labels
 LOCK = ".lock"
 ELASTIC = ".elastic"  # the name of torchrun's job, while the run lasts
 # What may differ in a resumed run: how it is carried out, and where its files are now.
@@ -242,6 +245,9 @@ def write_start(setup: Setup, folder: Path) -> None:
     )
     with atomic_path(folder / "train_batch.jpg") as draft:
         sheet.convert("RGB").save(draft, quality=92)
+    if setup.task != make_task(setup.task.kind):
+        with atomic_path(folder / TASK) as draft:
+            draft.write_text(json.dumps(to_dict(setup.task), indent=1), encoding="utf-8")
     write_config(setup.config, folder)  # last: a folder that has it is a run
 
 
@@ -262,6 +268,20 @@ def read_config(folder: Path) -> TrainConfig:
     try:
         return from_dict(TrainConfig, settings)
     except (ConfigError, OverflowError, RecursionError) as error:
+        raise ConfigError(f"{path} is damaged: {_first_line(error)}") from error
+
+
+def read_task(folder: Path) -> Task | None:
+    """The task as the run has fitted it, such as the mean and the standard deviation of numbers; None: as it always is.
+
+    Fitted again, after pictures were left out or pooled, it would have other units.
+    """
+    path = folder / TASK
+    if not path.is_file():
+        return None
+    try:
+        return Task.__parse__(parse_json(read_bytes(path, LARGEST)), TASK)
+    except (ConfigError, ValueError) as error:
         raise ConfigError(f"{path} is damaged: {_first_line(error)}") from error
 
 

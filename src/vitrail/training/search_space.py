@@ -1,11 +1,12 @@
 """What `search=` says: lr=1e-4..1e-2,weight_decay=0..0.1,optimizer=adamw|sgd."""
 
-from collections.abc import Mapping
+import itertools
 from dataclasses import dataclass
 from typing import Any, get_args, get_type_hints
 
 from vitrail.errors import ConfigError, shorten
-from vitrail.training.config import TrainConfig, apply_changes, field_homes, suggest_setting
+from vitrail.training.changes import apply_changes, field_homes, suggest_setting, with_changes
+from vitrail.training.config import TrainConfig
 
 LOG_FROM = 10.0  # a range of positive numbers whose ends are this many times apart is searched by orders of magnitude
 # What a trial may change: the data, the model and the machine stay those of the run.
@@ -54,7 +55,7 @@ def parse_search(text: str) -> Space:
     return space
 
 
-def check_space(space: Mapping[str, Any], config: TrainConfig) -> None:
+def check_space(space: Space, config: TrainConfig) -> None:
     """Refuse to search what the rest of the config leaves no choice about."""
     if "epochs" in space and config.schedule.minutes is not None:
         raise _error("has epochs, but `minutes=` decides how many there are; omit one of them.")
@@ -62,6 +63,22 @@ def check_space(space: Mapping[str, Any], config: TrainConfig) -> None:
         changes_pictures = field_homes()[name] == "augment" or name in ("dropout", "drop_path")
         if config.start.training.on_features and changes_pictures:
             raise _error(f"has {name}, but {config.start.training.called} works on features of unchanged pictures.")
+        for value in _ends_of(space[name]):
+            _check_value(name, value, space, config)
+
+
+def _check_value(name: str, value: Any, space: Space, config: TrainConfig) -> None:
+    """Refuse a value that goes with nothing that is tried of the other settings."""
+    others = {other: _ends_of(values) for other, values in space.items() if other != name}
+    refusals: list[ConfigError] = []
+    for rest in itertools.product(*others.values()):
+        try:
+            with_changes(config, dict(zip(others, rest, strict=True)) | {name: value})
+        except ConfigError as error:
+            refusals.append(error)
+        else:
+            return
+    raise _error(f"has `{name}={value!r}`, which this run cannot have: {refusals[0].message}")
 
 
 def _check_name(name: str) -> None:
@@ -100,9 +117,13 @@ def _value(text: str) -> Any:
     return {"none": None, "true": True, "false": False}.get(text.lower(), text)
 
 
+def _ends_of(values: Range | Choices) -> Choices:
+    """All choices, or the ends of a range."""
+    return values if isinstance(values, tuple) else (values.low, values.high)
+
+
 def _check_values(name: str, values: Range | Choices) -> None:
-    tried = values if isinstance(values, tuple) else (values.low, values.high)
-    for value in tried:
+    for value in _ends_of(values):
         try:
             apply_changes(TrainConfig(), {name: value})
         except ConfigError as error:

@@ -16,8 +16,18 @@ from vitrail.training.plan import settle
 from vitrail.training.recipes import ask_for
 from vitrail.training.run import carry_out, has_begun, write_metrics
 from vitrail.training.run_data import reopen_data, report_replaced
-from vitrail.training.run_folder import SPLIT, Run, RunLock, begin, check_shared, read_config, refuse_part, take_begun
-from vitrail.training.setup import Setup, prepare_run
+from vitrail.training.run_folder import (
+    SPLIT,
+    Run,
+    RunLock,
+    begin,
+    check_shared,
+    read_config,
+    read_task,
+    refuse_part,
+    take_begun,
+)
+from vitrail.training.setup import Setup, prepare_run, with_task
 from vitrail.training.teacher_comparison import compare_with_teacher
 from vitrail.training.trials import carry_out_search, settle_search
 from vitrail.training.unlabelled_run import carry_out_pretraining
@@ -58,10 +68,10 @@ def reopen(config: TrainConfig, folder: Path, ranks: Ranks, listener: Listener) 
     dataset = ranks.in_turn(lambda: reopen_data(config, folder / SPLIT, listener.said))
     check_same_data(dataset, ranks)
     ranks.from_first(lambda: report_replaced(dataset, folder, listener.said))
-    alone = config.selection == Selection()
+    task, alone = ranks.from_first(lambda: read_task(folder)), config.selection == Selection()
     if alone and config.schedule.minutes is not None and not begun:  # killed before its plan was saved
-        return settle(config, dataset, ranks, listener)[0]
-    return prepare_run(config, dataset)
+        return with_task(settle(config, dataset, ranks, listener)[0], task)
+    return with_task(prepare_run(config, dataset), task)
 
 
 def carry_out_run(

@@ -19,7 +19,8 @@ from vitrail.ranks import Ranks
 from vitrail.registry import NO_TASK
 from vitrail.tasks.one import One
 from vitrail.tasks.task import Task, make_task
-from vitrail.training.config import TrainConfig, apply_changes
+from vitrail.training.changes import apply_changes
+from vitrail.training.config import TrainConfig
 from vitrail.training.feature_store import Features
 from vitrail.training.lora import add_adapters
 from vitrail.training.teacher import Teacher, locate_teacher, open_teacher
@@ -127,7 +128,7 @@ def open_pictures(config: TrainConfig, *, validation: bool = True) -> Dataset:
     if (source.val_rate, source.test_rate) == (usual.val_rate, usual.test_rate):  # there is nothing to test
         source = replace(source, val_rate=HELD_OUT, test_rate=0.0)
     dataset = open_training_data(replace(config, source=source), validation=validation)
-    return replace(dataset, assumed=("No labels were found, so there is no kNN probe of the features",))
+    return replace(dataset, assumed=("Not every picture has a label, so there is no kNN probe of the features",))
 
 
 def add_validation(dataset: Dataset, config: TrainConfig) -> Dataset:
@@ -145,6 +146,14 @@ def prepare_run(config: TrainConfig, dataset: Dataset) -> Setup:
         return setup
     known = apply_changes(config, {"teacher_sha256": teacher.sha256})  # a resumed run must have the same
     return replace(setup, config=known, teacher=teacher)
+
+
+def with_task(setup: Setup, task: Task | None) -> Setup:
+    """The same run with its task as it was fitted on other pictures, for its teacher too; None leaves it."""
+    if task is None:
+        return setup
+    teacher = None if setup.teacher is None else replace(setup.teacher, task=task)
+    return replace(setup, task=task, teacher=teacher)
 
 
 def _prepare_model(config: TrainConfig, dataset: Dataset) -> Setup:

@@ -158,7 +158,7 @@ def _about_teacher() -> Generator[None]:
     try:
         yield
     except VitrailError as error:
-        raise ConfigError(f"cannot be used as a teacher: {error}", field="teacher") from error
+        raise ConfigError(f"cannot be used: {error}", field="teacher") from error
 
 
 def load_teacher(config: Distill, dataset: Dataset) -> Predictor:

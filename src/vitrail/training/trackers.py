@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Any, cast, get_args
 
 from vitrail.errors import ConfigError, MissingExtraError, suggest
 from vitrail.files import atomic_path
-from vitrail.training.config import TrainConfig, describe_config
+from vitrail.training.changes import describe_config
+from vitrail.training.config import TrainConfig
 from vitrail.training.listener import Listener
 from vitrail.training.signals import InterruptedRunError
 from vitrail.training.tracking_services import SERVICES, Ending, Result, Service, TrackedRun, TrackerName, environment

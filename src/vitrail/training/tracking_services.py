@@ -10,6 +10,7 @@ import re
 import shutil
 import socket
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -45,7 +46,7 @@ class Result:
     step: int  # its last
 
 
-class Service:
+class Service(ABC):
     """One place to write numbers and figures to."""
 
     name: ClassVar[TrackerName]
@@ -53,21 +54,21 @@ class Service:
     packages: ClassVar[tuple[str, ...]]  # that must be there
     environment: ClassVar[dict[str, str]] = {}  # while it works, unless the user has set other values
 
+    @abstractmethod
     def open(self, run: TrackedRun) -> str:
         """Begin or continue a run; the id by which it can be continued, if there is one."""
-        raise NotImplementedError
 
+    @abstractmethod
     def log(self, numbers: dict[str, float], step: int) -> None:
         """Write some numbers."""
-        raise NotImplementedError
 
+    @abstractmethod
     def keep(self, result: Result) -> None:
         """Keep what a finished run has to show."""
-        raise NotImplementedError
 
+    @abstractmethod
     def close(self, ending: Ending) -> None:
         """Write what is left."""
-        raise NotImplementedError
 
 
 class TensorBoard(Service):

@@ -23,7 +23,8 @@ from vitrail.files import atomic_path
 from vitrail.prediction import Predictor, load
 from vitrail.ranks import Ranks
 from vitrail.training.best_weights import measure_test
-from vitrail.training.config import TrainConfig, apply_changes, field_homes
+from vitrail.training.changes import field_homes, with_changes
+from vitrail.training.config import TrainConfig
 from vitrail.training.cost import Measured
 from vitrail.training.curves import choice_of
 from vitrail.training.feature_store import Features
@@ -35,7 +36,7 @@ from vitrail.training.plan import settle
 from vitrail.training.run import as_score, carry_out, write_metrics
 from vitrail.training.run_folder import STUDY, Run, read_run
 from vitrail.training.search_space import Range, Space, check_space, parse_search
-from vitrail.training.setup import Setup, prepare_run
+from vitrail.training.setup import Setup, prepare_run, with_task
 from vitrail.training.signals import InterruptedRunError
 from vitrail.untrusted import parse_json, read_bytes
 from vitrail.wording import in_one_line
@@ -169,9 +170,9 @@ class _Search(NamedTuple):
     def _setup_of(self, settings: Mapping[str, Any]) -> Setup:
         """The setup of a trial; with folds, its config is still that of the whole run."""
         base = self.config if self.folds is None else self.setup.config
-        config = apply_changes(base, dict(settings))
+        config = with_changes(base, settings)
         if any(field_homes()[name] == "start" for name in settings):
-            return replace(prepare_run(config, self.setup.dataset), task=self.setup.task)
+            return with_task(prepare_run(config, self.setup.dataset), self.setup.task)
         return fresh(replace(self.setup, config=config), self.setup.dataset)
 
     def finish(self, best: Trial, seconds: float) -> tuple[Run, Predictor]:

@@ -241,8 +241,8 @@ VERBS = {
         group="Checkpoints",
         line="Average the weights of several checkpoints of one model.",
         usage="MODELS… --out FILE",
-        about="Classes are aligned by name. Checkpoints whose config, classes, task, preprocessing or number type "
-        "differ are refused, with what differs.",
+        about="Classes are aligned by name. Checkpoints whose config, classes, task, preprocessing or data type "
+        "differ are refused, and the error lists the differences.",
         examples=(
             "vitrail average runs/train-1 runs/train-2 --out mean.safetensors",
             "vitrail average a.safetensors b.safetensors --shares 1,3 --out mean.safetensors",

@@ -8,6 +8,7 @@ import json
 import shutil
 import tempfile
 import weakref
+from abc import ABC, abstractmethod
 from dataclasses import fields
 from pathlib import Path
 from typing import Any, Literal, Self, cast
@@ -41,7 +42,7 @@ class _Scratch:
         weakref.finalize(self, shutil.rmtree, self.folder, ignore_errors=True)
 
 
-class _Estimator(BaseEstimator):
+class _Estimator(BaseEstimator, ABC):
     """What both have in common."""
 
     predictor_: Predictor
@@ -127,12 +128,13 @@ class _Estimator(BaseEstimator):
             passed["image_size"] = (size, size)
         return read_changes("train", recipe, None, settings | passed)
 
+    @abstractmethod
     def _read_targets(self, y: Any, count: int) -> Targets:
-        raise NotImplementedError
+        """What y holds, for as many pictures."""
 
+    @abstractmethod
     def _learn_form(self, targets: Targets) -> None:
         """Remember how answers are spelled."""
-        raise NotImplementedError
 
     def _meanings(self, X: Any) -> Array:  # noqa: N803
         """Probabilities or values of the pictures, (N, outputs); one that cannot be read is an error."""
@@ -197,12 +199,13 @@ class _Estimator(BaseEstimator):
             raise ConfigError(f"parameters must be plain values to be saved; {error}.") from None
         return params
 
+    @abstractmethod
     def _form(self) -> dict[str, Any]:
         """How answers are spelled, as JSON has it."""
-        raise NotImplementedError
 
+    @abstractmethod
     def _set_form(self, facts: dict[str, Any]) -> None:
-        raise NotImplementedError
+        """Read that again."""
 
     def __getstate__(self) -> dict[str, Any]:
         """What pickles hold: the model as the bytes of its checkpoint, and no folder of this process."""

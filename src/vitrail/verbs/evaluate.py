@@ -76,7 +76,7 @@ def evaluate(
             data set.
         split: train, val, test or all [default: test, or val if there is no test split].
         tta: Test-time augmentation: also measure the average over mirrored pictures (flip), shifted ones (shift), or
-            both (full), beside the figures for each picture as it is.
+            both (full), in addition to the results for the unchanged pictures.
         robustness: Also measure under noise, blur, JPEG, brightness and rotation at five severities.
         robustness_pictures: How many pictures of the split the corruptions are measured on [default: 1000].
         probe: Also fit simple classifiers on the frozen features of the training split: knn, linear, shots.

@@ -137,7 +137,7 @@ def inspect(
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", AssumptionWarning)  # what is assumed is among the findings
         checkpoint = open_checkpoint(source, format_name=source_format, hints=hints, allow_pickle=True)
-    tensors = checkpoint.tensors.values()
+    tensors = checkpoint.parameters.values()
     return Inspection(
         source=str(source),
         format=checkpoint.file_format,

@@ -39,8 +39,8 @@ def pretrain(
         out: The folder to write to [default: runs/pretrain-N].
         check: First look for damaged pictures, and for pictures that are in two splits.
         report: Write a report at the end: a page with the curves and the reconstructions.
-        track: Also write to trackers: tensorboard (alone if none is named), wandb or mlflow, or several of them. In
-            Python, True is tensorboard.
+        track: Also write to trackers: tensorboard (the default if none is named), wandb or mlflow, or several of them.
+            In Python, True is tensorboard.
         progress: Show the run, or pass a `Listener` of your own.
     """
     changes = read_changes("pretrain", recipe, config, settings)

@@ -29,8 +29,8 @@ def train(
     """Train or fine-tune on pictures, measure the result and write its report.
 
     By default the model and the recipe are chosen to suit the pictures. Every setting can be passed by its name:
-    those of `Start`, `Optim`, `Schedule`, `Machine`, `Augment`, `DataConfig` and `Selection`, such as `weights=`,
-    `lr=`, `epochs=`, `folds=`.
+    those of `Start`, `Optim`, `Schedule`, `Machine`, `Augment`, `DataConfig`, `Selection` and `Distill`, such as
+    `weights=`, `lr=`, `epochs=`, `folds=`, `teacher=`.
 
     Args:
         data: The data set: a folder of class folders, a table, shards, or a name such as digits or cifar10.
@@ -41,8 +41,8 @@ def train(
         out: The folder to write to [default: runs/train-N].
         check: First look for labels that are no classes, damaged pictures, leakage between splits and imbalance.
         report: Write a report at the end: a page, its figures and its tables.
-        track: Also write to trackers: tensorboard (alone if none is named), wandb or mlflow, or several of them. In
-            Python, True is tensorboard.
+        track: Also write to trackers: tensorboard (the default if none is named), wandb or mlflow, or several of them.
+            In Python, True is tensorboard.
         progress: Show the run, or pass a `Listener` of your own.
     """
     changes = read_changes("train", recipe, config, settings)

@@ -14,6 +14,7 @@ from vitrail.wording import counted
 
 # Extras of a tower that was trained with texts: the logarithm of the similarity's scale, and its bias.
 LOGIT_SCALE, LOGIT_BIAS = "logit_scale", "logit_bias"
+STATISTICS = ("running_mean", "running_var", "num_batches_tracked")  # of batch norms
 FLOATS = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
 
 
@@ -41,6 +42,11 @@ class Checkpoint(Metadata):
         self.task.check(self.config.num_classes, self.trust)
         check_shapes(self.config, self.tensors)
         check_types(self.tensors)
+
+    @property
+    def parameters(self) -> Mapping[str, Tensor]:
+        """What is learned: all tensors but the running statistics of batch norms."""
+        return {name: tensor for name, tensor in self.tensors.items() if not name.endswith(STATISTICS)}
 
     def build(self, dtype: torch.dtype | None = torch.float32) -> ViT:
         """The model with these weights, in eval mode; a `dtype` of None keeps each tensor's own.

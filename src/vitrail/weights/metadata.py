@@ -31,6 +31,7 @@ class Origin:
     dialect: dict[str, str] = field(default_factory=dict[str, str])  # spellings that vary within the format
     source: str = ""  # as the user named it
     sha256: dict[str, str] = field(default_factory=dict[str, str])  # file name → checksum of what was read
+    outliers: bool = field(default=False, metadata=IF_USED)  # whether they were trained with some, to be unsure of them
 
     def dialect_of(self, format_name: FormatName) -> dict[str, str]:
         """The spellings to write a format with: those of the file, if the weights come from this format."""
@@ -64,7 +65,7 @@ class Metadata:
     def is_unsure(self) -> bool:
         """Whether familiarity shows in the logits too: the model was trained with outliers, to be unsure of them."""
         known = None if self.trust is None else self.trust.familiarity
-        return known is not None and known.usual is not None
+        return self.origin.outliers or (known is not None and known.usual is not None)
 
     @property
     def by_itself(self) -> bool:

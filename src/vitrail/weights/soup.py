@@ -21,7 +21,6 @@ from vitrail.weights.resolve import Located, checksums_of
 from vitrail.weights.sanity import check_numbers
 
 FAR = 0.7  # times the length of the first one's weights: unrelated models are about 1.4 apart
-STATISTICS = ".running_mean"  # of batch norms
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,8 +35,10 @@ class Soup:
 def mix_checkpoints(sources: Sequence[Located], shares: Sequence[float]) -> Soup:
     """The mean of at least two; one after the other is read, and all sums are in float64."""
     first, sums, distances, checksums = None, dict[str, Tensor](), list[float](), dict[str, str]()
+    outliers = True
     for located, share in zip(sources, shares, strict=True):
         checkpoint = open_checkpoint(located)
+        outliers = outliers and checkpoint.is_unsure
         check_numbers(checkpoint, located.name)
         first = first or checkpoint
         checkpoint = _aligned(first, checkpoint, sources[0].name, located.name)
@@ -58,7 +59,11 @@ def mix_checkpoints(sources: Sequence[Located], shares: Sequence[float]) -> Soup
         tensors={name: means[name] for name in first.tensors},
         extras={name: means[name] for name in first.extras},
         origin=Origin(
-            format=first.origin.format, dialect=first.origin.dialect, source=f"the mean of {what}", sha256=checksums
+            format=first.origin.format,
+            dialect=first.origin.dialect,
+            source=f"the mean of {what}",
+            sha256=checksums,
+            outliers=outliers,
         ),
     )
     return Soup(checkpoint=replace(mixed, remarks=(*mixed.remarks, *notes)), distances=tuple(distances), notes=notes)
@@ -117,7 +122,7 @@ def _notes(first: Checkpoint, distances: Sequence[float]) -> Iterator[str]:
             f"the models are far apart (up to {max(distances):.2f} times their own length), as models from different "
             "starts are, whose mean is rarely of use; evaluate it before you use it"
         )
-    if any(name.endswith(STATISTICS) for name in first.tensors):
+    if len(first.parameters) < len(first.tensors):
         yield (
             "the running statistics of its batch norms are averaged too; they were not measured with the averaged "
             "weights"
