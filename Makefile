@@ -21,7 +21,7 @@ pytest: .venv/dev.stamp  ## every test
 # TIMES as many cases as `make test` tries; the same ones each time, unless SEED is another number.
 TIMES ?= 20
 SEED ?= 0
-fuzz: .venv/dev.stamp  ## the fuzzers, with thousands of cases
+fuzz: .venv/dev.stamp  ## the fuzzers, with thousands of cases, and the tests that take longest
 	VITRAIL_FUZZ=$(TIMES) VITRAIL_FUZZ_SEED=$(SEED) $(PYTEST) -m "fuzz or hypothesis" --hypothesis-seed=$(SEED)
 
 check: .venv/dev.stamp  ## ruff and pyright

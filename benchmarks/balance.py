@@ -28,7 +28,7 @@ from benchmarks.timing import print_machine
 from vitrail.data import DataConfig, Dataset, open_data
 from vitrail.ranks import Ranks
 from vitrail.training import Listener, TrainConfig, recipe
-from vitrail.training.config import apply_changes
+from vitrail.training.changes import apply_changes
 from vitrail.training.plan import settle
 from vitrail.training.run import carry_out
 from vitrail.training.run_folder import Run, RunLock, begin, read_config

@@ -32,7 +32,7 @@ from torch.optim import Optimizer
 
 from vitrail.ranks import join_ranks, leave_ranks
 from vitrail.training import TrainConfig, estimate_footprint
-from vitrail.training.config import apply_changes
+from vitrail.training.changes import apply_changes
 from vitrail.training.loop import Trainer
 from vitrail.training.setup import open_training_data, prepare_run
 

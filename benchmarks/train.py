@@ -163,7 +163,7 @@ def forever(loader: Any) -> Iterator[Any]:
 def build(name: str, cifar: Path | None, count: int) -> Callable[[], object]:
     """One contestant: a function that trains on `count` batches."""
     config = recipe("cifar10-tiny")
-    optim = replace(config.optim, optimizer="adamw", ema=None)
+    optim = replace(config.optim, optimizer="adamw", label_smoothing=0.0, ema=None)
     augment = Augment(crop="resized", scale=SCALE)
     config = replace(config, optim=optim, augment=augment, source=DataConfig(data_dir=cifar, val_rate=0.05))
     dataset = open_training_data(config) if cifar else _noise()

@@ -1,7 +1,7 @@
 """Draw the pictures of the tutorial.
 
     python docs/tutorial/make_pictures.py                            # pages 1 and 2: from the bundled model
-    python docs/tutorial/make_pictures.py RUN OTHER_RUN cifar10      # page 4 too: from its two runs, and CIFAR-10
+    python docs/tutorial/make_pictures.py RUN cifar10                # page 4 too: from its run, and CIFAR-10
 
 Each is written to docs/tutorial/images, on a white card that suits light and dark pages, with at most 60 kB.
 """
@@ -94,11 +94,11 @@ def _box() -> dict[str, Any]:
 
 
 def draw_heads() -> Figure:
-    """What the four heads of the last layer look at, averaged over the patches that look."""
+    """What the four heads of the first layer look at, averaged over the patches that look."""
     predictor = vitrail.load()
     image = prepare(SHIP, predictor.preprocess)[None]
     with torch.no_grad():
-        shares = predictor.model.trace(image, attention=AttentionQuery(layers=(-1,))).attention[2]
+        shares = predictor.model.trace(image, attention=AttentionQuery(layers=(0,))).attention[0]
     ship = np.asarray(Image.open(SHIP).convert("RGB").resize((192, 192)))
     figure = Figure(figsize=(9, 2.2), dpi=DPI, facecolor="white")
     for head, looked_at in enumerate(shares[0].mean(dim=1).unflatten(-1, (8, 8))):
@@ -117,15 +117,14 @@ def _light(picture: np.ndarray, grid: np.ndarray) -> np.ndarray:
     return (picture * (0.25 + 0.75 * np.asarray(light)[:, :, None] / 255)).astype(np.uint8)
 
 
-def draw_curves(runs: dict[str, Path]) -> Figure:
+def draw_curve(run: Path) -> Figure:
     """Validation accuracy by epoch, and the published number."""
     figure = Figure(figsize=(8, 3.4), dpi=DPI, facecolor="white", layout="constrained")
     axes = figure.subplots()
-    for (name, folder), colour in zip(runs.items(), (LIGHT.blue, LIGHT.red), strict=True):
-        with (folder / "results.csv").open(encoding="utf-8") as file:
-            rows = list(csv.DictReader(file))
-        epochs = [int(row["epoch"]) for row in rows]
-        axes.plot(epochs, [100 * float(row["val_accuracy"]) for row in rows], color=colour, label=name)
+    with (run / "results.csv").open(encoding="utf-8") as file:
+        rows = list(csv.DictReader(file))
+    accuracies = [100 * float(row["val_accuracy"]) for row in rows]
+    axes.plot([int(row["epoch"]) for row in rows], accuracies, color=LIGHT.blue, label="our recipe")
     axes.axhline(PUBLISHED, color=LIGHT.ink, linestyle=":", linewidth=1, label="published, after 100 epochs")
     axes.set(xlabel="epoch", ylabel="validation accuracy, %")
     axes.spines[["top", "right"]].set_visible(False)
@@ -168,8 +167,8 @@ def main(*arguments: str) -> None:
     save(draw_five_steps(), "five-steps.png")
     save(draw_heads(), "heads.png")
     if arguments:
-        run, other, cifar = arguments
-        save(draw_curves({"our recipe": Path(run), "the write-up's settings": Path(other)}), "training.png")
+        run, cifar = arguments
+        save(draw_curve(Path(run)), "training.png")
         save(draw_attention(Path(run), cifar), "attention.png", colours=64)
 
 
