@@ -5,8 +5,8 @@
 
 For each model and each set of strangers: the area under the ROC curve of familiarity (`vitrail predict` computes the
 same), the share of strangers that pass where 95 % of the data set's test pictures do, the share that the model calls
-familiar, and the share that it calls familiar with a probability above 70 %; then the same two shares if more is asked
-of a familiar picture: that it be more familiar than 10 or 15 % of the validation pictures. Strangers are noise,
+familiar, and the share that it calls familiar with a probability above 70 %; then the same two shares for a model that
+is calibrated with another `--unfamiliar-rate`: 5, 10 or 20 %. Strangers are noise,
 scikit-learn's digits, Fashion-MNIST's test pictures, and folders of class folders of photographs, of which classes that
 the model knows are left out (`--known`). `--scores` also compares ways to tell strangers, each fitted on training
 pictures. Pass other pictures to choose by than those whose figures you report.
@@ -26,12 +26,12 @@ from benchmarks.trust import KNOWN, Array, Numbers, energy, familiarity_methods,
 from vitrail.data import DataConfig, Dataset, open_data
 from vitrail.data.source import ArraySource, Source
 from vitrail.evaluation.measurement import pick_split
-from vitrail.evaluation.ood import TRAINING_PICTURES, area_under_roc
+from vitrail.evaluation.ood import PASSING, TRAINING_PICTURES, area_under_roc
 from vitrail.prediction import Predictor
-from vitrail.tasks.familiarity import UNFAMILIAR_RATE, is_familiar, spreads
+from vitrail.tasks.familiarity import spreads
 
 SURE = 0.7  # the probability above which an answer sounds sure
-BARS = (0.1, 0.15)  # of familiarity, above the usual one
+RATES = (0.05, 0.1, 0.2)  # of ordinary pictures that are marked, beside the rate of the model
 MOST = 2000  # strangers of a kind
 NOISE = 500  # pictures of noise
 
@@ -69,16 +69,16 @@ def print_strangers(console: Console, model: Predictor, name: str, own: Numbers,
     known = model.trust.familiarity
     assert known is not None, "the model cannot tell what is familiar; run vitrail calibrate"
     right = (own[0].argmax(axis=1) == own[2]).mean()
-    marked = ~is_familiar(known.shares(known.scores(own[1], own[0])))
+    marked = ~known.accepts(known.shares(known.scores(own[1], own[0])))
     title = f"{name}: {right:.2%} right, {marked.mean():.1%} marked"
-    table = Table(title, "pictures", "AUROC", "FPR95", "familiar, and sure", *(f"at {bar:.0%}" for bar in BARS))
+    rates = (known.unfamiliar_rate, *(each for each in RATES if each != known.unfamiliar_rate))
+    table = Table(title, "pictures", "AUROC", "FPR95", *(f"familiar, and sure, at {each:.0%}" for each in rates))
     for kind, numbers in strangers.items():
         usual, scores = known.scores(own[1], own[0]), known.scores(numbers[1], numbers[0])
         shares, sure = known.shares(scores), model.probabilities(numbers[0]).max(axis=1) > SURE
-        passed = (scores >= np.quantile(usual, UNFAMILIAR_RATE)).mean()
+        passed = (scores >= np.quantile(usual, 1 - PASSING)).mean()
         cells = [f"{area_under_roc(usual, scores):.3f}", f"{passed:.1%}"]
-        bars = (is_familiar(shares), *(shares >= bar for bar in BARS))
-        cells += [f"{familiar.mean():.1%}, {(familiar & sure).mean():.1%}" for familiar in bars]
+        cells += [f"{familiar.mean():.1%}, {(familiar & sure).mean():.1%}" for familiar in (shares >= each for each in rates)]
         table.add_row(kind, str(len(scores)), *cells)
     console.print(table)
 
@@ -93,7 +93,7 @@ def print_scores(console: Console, train: Numbers, val: Numbers, own: Numbers, s
     for name, score in methods.items():
         usual = score(own)
         cells = [
-            f"{area_under_roc(usual, scores):.3f}, {(scores >= np.quantile(usual, UNFAMILIAR_RATE)).mean():.1%}"
+            f"{area_under_roc(usual, scores):.3f}, {(scores >= np.quantile(usual, 1 - PASSING)).mean():.1%}"
             for scores in map(score, strangers.values())
         ]
         table.add_row(name, *cells)

@@ -11,7 +11,7 @@ from vitrail.errors import ConfigError
 from vitrail.evaluation import ood as familiarity
 from vitrail.evaluation.ood import area_under_roc, fit_familiarity, score_ood
 from vitrail.schema import from_dict, to_dict
-from vitrail.tasks.familiarity import Familiarity, Usual, is_familiar, pack
+from vitrail.tasks.familiarity import Familiarity, Usual, pack
 
 
 def features(count: int, seed: int = 0, width: int = 12, classes: int = 3) -> tuple[np.ndarray, np.ndarray]:
@@ -58,12 +58,28 @@ def test_few_directions_keep_the_order(monkeypatch: pytest.MonkeyPatch, known: F
 
 def test_five_percent_of_validation_are_unfamiliar(known: Familiarity) -> None:
     shares = known.shares(known.scores(features(300, 1)[0]))
-    assert (~is_familiar(shares)).mean() == pytest.approx(0.05, abs=0.004)
+    assert (~known.accepts(shares)).mean() == pytest.approx(0.05, abs=0.004)
     assert shares.min() == 0
     assert shares.max() == 1
     new = known.shares(known.scores(features(2000, 5)[0]))
-    assert (~is_familiar(new)).mean() == pytest.approx(0.05, abs=0.03)
-    assert not is_familiar(known.shares(known.scores(np.full((1, 12), 100.0))))[0]
+    assert (~known.accepts(new)).mean() == pytest.approx(0.05, abs=0.03)
+    assert not known.accepts(known.shares(known.scores(np.full((1, 12), 100.0))))[0]
+
+
+def test_the_share_that_counts_as_unfamiliar_is_stored_if_it_is_another(known: Familiarity) -> None:
+    shares = known.shares(known.scores(features(300, 1)[0]))
+    strict = replace(known, unfamiliar_rate=0.2)
+    assert (~strict.accepts(shares)).mean() == pytest.approx(0.2, abs=0.004)
+    assert replace(known, unfamiliar_rate=0.0).accepts(shares).all()
+    assert from_dict(Familiarity, to_dict(strict)) == strict
+    assert "unfamiliar_rate" not in to_dict(known)  # older versions read it
+    others = np.random.default_rng(3).normal(scale=12, size=(300, 12))
+    usual, strict_one = (score_ood("x", -np.arange(300.0), each.scores(others), each) for each in (known, strict))
+    assert strict_one.marked.value == (strict.shares(strict.scores(others)) < 0.2).mean() >= usual.marked.value
+    assert strict_one.false_positive_rate == usual.false_positive_rate
+    for rate in (1.0, -0.1):
+        with pytest.raises(ConfigError, match="from 0 to below 1"):
+            replace(known, unfamiliar_rate=rate)
 
 
 def test_a_model_that_is_unsure_of_outliers_is_judged_by_its_logits_too(known: Familiarity) -> None:
@@ -76,8 +92,8 @@ def test_a_model_that_is_unsure_of_outliers_is_judged_by_its_logits_too(known: F
     expected = 1.5 * (spreads - spreads.mean()) / spreads.std() - (distances - distances.mean()) / distances.std()
     np.testing.assert_allclose(unsure.scores(numbers, logits), expected, atol=1e-6)
     np.testing.assert_allclose(unsure.scores(numbers, logits - 50), expected, atol=1e-6)
-    assert is_familiar(unsure.shares(unsure.scores(numbers, logits))).mean() == pytest.approx(0.95, abs=0.01)
-    assert is_familiar(unsure.shares(unsure.scores(numbers, logits * 0))).mean() < 0.2
+    assert unsure.accepts(unsure.shares(unsure.scores(numbers, logits))).mean() == pytest.approx(0.95, abs=0.01)
+    assert unsure.accepts(unsure.shares(unsure.scores(numbers, logits * 0))).mean() < 0.2
     assert unsure == from_dict(Familiarity, to_dict(unsure))
     assert "usual" not in to_dict(known)  # older versions read it
     same = fit_familiarity(numbers, labels, numbers, (logits * 0, logits * 0))

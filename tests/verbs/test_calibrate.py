@@ -14,8 +14,10 @@ from tests.report.test_render import check_page
 import vitrail
 from vitrail.cli.main import main
 from vitrail.data import Dataset, open_data
+from vitrail.data.source import Source
 from vitrail.errors import ConfigError, DataError, WeightsError
 from vitrail.prediction import Predictor
+from vitrail.tasks.familiarity import Familiarity
 from vitrail.verbs.calibrate import MADE
 from vitrail.weights.native import read_native
 from vitrail.weights.write import convert
@@ -68,6 +70,28 @@ def test_both_doors_write_the_same(world: Path, capsys: pytest.CaptureFixture[st
     assert "wrote c.safetensors" in printed
 
 
+def test_more_may_count_as_unfamiliar(world: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The share is the file's: whatever opens it marks as many pictures."""
+    arguments = ["animals", "--unfamiliar-rate", "0.3", "--out", "strict.safetensors"]
+    assert main(["calibrate", "tiny.safetensors", *arguments]) == 0
+    assert "marks 30% of ordinary ones too" in " ".join(capsys.readouterr().out.split())
+    found = vitrail.calibrate("tiny.safetensors", "animals", unfamiliar_rate=0.3, out="python.safetensors")
+    assert found.trust == read_native(Path("strict.safetensors")).trust
+    assert found.after.familiar is not None
+    assert (~found.after.familiar).mean() == pytest.approx(0.3, abs=0.02)
+    pictures = sorted(str(path) for path in (world / "animals" / "val").rglob("*.png"))
+    vitrail.export("strict.safetensors", "strict.onnx")
+    for model in ("strict.safetensors", "strict.onnx"):
+        assert [row.familiar for row in vitrail.predict(model, pictures)].count(False) == 21
+    few = Dataset(name="few", classes=CLASSES, splits={"train": whole_val().select(range(0, 70, 5)), "val": whole_val()})
+    with pytest.raises(ConfigError, match="unfamiliar_rate= needs at least 50 training pictures; got 14"):
+        vitrail.calibrate("tiny.safetensors", few, unfamiliar_rate=0.3, out="x.safetensors")
+
+
+def whole_val() -> Source:
+    return open_data("animals").split("val")
+
+
 def test_the_calibrated_file_lies_beside_the_checkpoint(world: Path, tmp_path: Path) -> None:
     (tmp_path / "models").mkdir()
     write_tiny(tmp_path / "models" / "own.safetensors")
@@ -108,6 +132,7 @@ def test_data_without_a_validation_split(world: Path) -> None:
         (["gone.onnx", "animals"], "there is no"),
         (["tiny.safetensors", "anmals"], "did you mean animals?"),
         (["tiny.safetensors", "animals", "--split", "dev"], "has no split 'dev'"),
+        (["tiny.safetensors", "animals", "--unfamiliar-rate", "1"], "--unfamiliar-rate must be a share from 0 to"),
     ],
 )
 def test_mistakes(arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -193,7 +218,7 @@ def test_predictions_carry_it_as_columns(capsys: pytest.CaptureFixture[str]) -> 
 
 
 def test_the_command_abstains(world: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("vitrail.prediction.steps.is_familiar", lambda _: False)
+    monkeypatch.setattr(Familiarity, "accepts", lambda *_: False)
     assert main(["predict", "calibrated.safetensors", "others", "--abstain"]) == 0
     printed = capsys.readouterr()
     assert all("no answer: unlike anything seen in training" in line for line in printed.out.splitlines())

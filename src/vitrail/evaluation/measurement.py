@@ -23,7 +23,6 @@ from vitrail.progress import Advance
 from vitrail.ranks import current_ranks
 from vitrail.registry import labels_of
 from vitrail.rng import Integers, permutation
-from vitrail.tasks.familiarity import is_familiar
 from vitrail.tasks.one import One
 from vitrail.tasks.one_metrics import Answers, Floats, Metrics, SetScores
 from vitrail.tasks.one_scores import OneScores
@@ -138,7 +137,8 @@ class Measurement:
     @property
     def familiar(self) -> Booleans | None:
         """(N,) whether each picture is like those seen in training."""
-        return None if self.familiar_shares is None else is_familiar(self.familiar_shares)
+        known = None if self.trust is None else self.trust.familiarity
+        return None if known is None or self.familiar_shares is None else known.accepts(self.familiar_shares)
 
     @property
     def images_per_second(self) -> float | None:

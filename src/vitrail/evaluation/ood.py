@@ -14,7 +14,7 @@ from vitrail.prediction import Predictor
 from vitrail.prediction.results import familiarity_of
 from vitrail.progress import Advance
 from vitrail.storage import Disk
-from vitrail.tasks.familiarity import UNFAMILIAR_RATE, Familiarity, Packed, Usual, pack, spreads
+from vitrail.tasks.familiarity import Familiarity, Packed, Usual, pack, spreads
 from vitrail.tasks.one_metrics import Floats, Integers
 from vitrail.tasks.rates import Rate, rate
 
@@ -26,6 +26,7 @@ FOR_A_CENTRE = 10  # if it has this many pictures
 SPREAD_WEIGHT = 1.5  # of what logits say of a model that was trained with outliers, beside the distance
 STEPS = 100  # between the quantiles
 MOST_OTHERS = 10_000  # other pictures that are compared
+PASSING = 0.95  # of the split, where the share of the others that pass is measured
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -131,8 +132,8 @@ def measure_ood(
 
 def score_ood(data: str, own: Floats, others: Floats, known: Familiarity) -> OodScores:
     """How well scores tell pictures of the split (`own`) from other pictures (`others`)."""
-    threshold = np.quantile(own, UNFAMILIAR_RATE)
-    marked = int((known.shares(others) < UNFAMILIAR_RATE).sum())
+    threshold = np.quantile(own, 1 - PASSING)
+    marked = int((~known.accepts(known.shares(others))).sum())
     return OodScores(
         data=data,
         pictures=len(others),

@@ -16,7 +16,6 @@ from vitrail.prediction.listing import Item, read_items
 from vitrail.prediction.results import Floats, Named, Prediction, Request, familiarity_of
 from vitrail.runtimes.runtime import Runtime
 from vitrail.storage import is_address
-from vitrail.tasks.familiarity import is_familiar
 from vitrail.weights.metadata import Metadata
 from vitrail.wording import reason
 
@@ -67,7 +66,8 @@ def answer(facts: Metadata, name: str, numbers: Floats | str, num_classes: int, 
         return Prediction(picture=name, error=numbers)
     logits = numbers[:num_classes]
     familiarity = float(numbers[num_classes]) if len(numbers) > num_classes else None
-    familiar = None if familiarity is None else bool(is_familiar(familiarity))
+    known = None if facts.trust is None else facts.trust.familiarity
+    familiar = None if known is None or familiarity is None else bool(known.accepts(familiarity))
     if request.abstain and not familiar:
         return Prediction(picture=name, familiarity=familiarity, familiar=familiar)
     answered = facts.answer(logits, top_k=request.limit(facts, num_classes), coverage=request.coverage)

@@ -13,7 +13,7 @@ from vitrail.schema import IF_USED, validate
 from vitrail.wording import counted
 
 Floats = np.ndarray[Any, np.dtype[np.float64]]
-UNFAMILIAR_RATE = 0.05  # of validation pictures, which count as unfamiliar
+UNFAMILIAR_RATE = 0.05  # of validation pictures, which count as unfamiliar unless a calibration says otherwise
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,6 +79,7 @@ class Familiarity:
     rest: float  # the variance in every other direction
     quantiles: tuple[float, ...]  # of the scores of validation pictures, at equal steps from the lowest to the highest
     usual: Usual | None = field(default=None, metadata=IF_USED)  # of a model that was trained with outliers
+    unfamiliar_rate: float = field(default=UNFAMILIAR_RATE, metadata=IF_USED)  # of validation pictures, by definition
 
     def __post_init__(self) -> None:
         validate(self)
@@ -89,11 +90,13 @@ class Familiarity:
             raise ConfigError("the variances of the features must be above 0.")
         if list(self.quantiles) != sorted(self.quantiles):
             raise ConfigError("the quantiles of familiarity must ascend.")
+        check_unfamiliar_rate(self.unfamiliar_rate)
 
     def describe(self) -> str:
         """What it goes by, in a few words."""
         logits = " and its logits" if self.usual else ""
-        return f"tells unfamiliar pictures by {counted(self.centres.shape[0], 'centre')}{logits}"
+        by = f"tells unfamiliar pictures by {counted(self.centres.shape[0], 'centre')}{logits}"
+        return f"{by}, and marks {self.unfamiliar_rate:.0%} of ordinary ones too"
 
     def check_width(self, width: int) -> None:
         """Refuse to judge features of another width."""
@@ -128,12 +131,17 @@ class Familiarity:
         """The shares of validation pictures that are less familiar, from 0 to 1."""
         return np.interp(scores, self.quantiles, np.linspace(0, 1, len(self.quantiles)))
 
+    def accepts(self, shares: Any) -> Any:
+        """Whether pictures with these shares are familiar: like those seen in training."""
+        return shares >= self.unfamiliar_rate
+
 
 def spreads(logits: Any) -> Floats:  # (N, classes) → (N,)
     """The standard deviation of each picture's logits, which no constant that is added to all of them changes."""
     return np.asarray(logits).astype(np.float64).std(axis=1)
 
 
-def is_familiar(shares: Any) -> Any:
-    """Whether a picture is like those seen in training: 95 % of the validation pictures are, by definition."""
-    return shares >= UNFAMILIAR_RATE
+def check_unfamiliar_rate(rate: float) -> None:
+    """Refuse a share that no pictures can have, or that would mark everything."""
+    if not 0 <= rate < 1:
+        raise ConfigError(f"must be a share from 0 to below 1; got {rate}.", field="unfamiliar_rate")

@@ -14,6 +14,7 @@ from vitrail.machine import pick_device
 from vitrail.prediction import Predictor
 from vitrail.progress import Progress, ending, pick_progress, table, working
 from vitrail.registry import EXPORTS
+from vitrail.tasks.familiarity import UNFAMILIAR_RATE, check_unfamiliar_rate
 from vitrail.verbs.call import DataArgument, resolve_data
 from vitrail.verbs.keywords import DataSettings, changed_settings, read_data_settings, renamed
 from vitrail.weights.metadata import ClassNames
@@ -76,6 +77,7 @@ def calibrate(
     split: str = "val",
     by_position: bool = False,
     class_names: ClassNames | None = None,
+    unfamiliar_rate: float = UNFAMILIAR_RATE,
     device: str = "auto",
     progress: bool | Progress = False,
     **settings: Unpack[DataSettings],
@@ -96,12 +98,16 @@ def calibrate(
         by_position: For a checkpoint without class names: its classes are those of the data, in the same order.
         class_names: A file with the names of the model's classes, one per line in the model's order, or JSON (index →
             name). In Python, also the names themselves.
+        unfamiliar_rate: The share of these pictures that count as unlike anything seen in training. More of other
+            pictures are recognised with a higher one.
         device: Where to compute: auto, cpu, cuda, cuda:1, mps, …
     """
+    check_unfamiliar_rate(unfamiliar_rate)
     config = read_data_settings(calibrate, settings)
     argument, found = resolve_data(model, data, config, device=device, class_names=class_names)
     located, source = argument.place, argument.source
     from vitrail.evaluation.confidence import count_pictures, fit_trust
+    from vitrail.evaluation.ood import FEWEST
     from vitrail.report.command_lines import flags
     from vitrail.runtimes.torch_runtime import TorchRuntime
     from vitrail.weights.native import save_checkpoint
@@ -114,11 +120,15 @@ def calibrate(
             raise ConfigError(f"is for files of vitrail; {source} is not one; pass `out=` instead.", field="in_place")
         runtime = TorchRuntime(checkpoint.build().to(pick_device(device)))
     dataset, notes = _open_data(found, source, split, checkpoint)
+    if unfamiliar_rate != UNFAMILIAR_RATE and (seen := len(dataset.split("train"))) < FEWEST:
+        raise ConfigError(f"needs at least {FEWEST} training pictures; got {seen}.", field="unfamiliar_rate")
     predictor = Predictor(runtime=runtime, source=source, **replace(checkpoint, trust=None).facts())
     with show("calibrating", count_pictures(dataset, split)) as advance:
         trust, before = fit_trust(
             predictor, dataset, split, by_position=by_position, unsure=checkpoint.is_unsure, progress=advance
         )
+    if trust.familiarity is not None:
+        trust = replace(trust, familiarity=replace(trust.familiarity, unfamiliar_rate=unfamiliar_rate))
     save_checkpoint(replace(checkpoint, trust=trust), target)
     return Calibrated(
         path=target,
