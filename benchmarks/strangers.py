@@ -78,7 +78,9 @@ def print_strangers(console: Console, model: Predictor, name: str, own: Numbers,
         shares, sure = known.shares(scores), model.probabilities(numbers[0]).max(axis=1) > SURE
         passed = (scores >= np.quantile(usual, 1 - PASSING)).mean()
         cells = [f"{area_under_roc(usual, scores):.3f}", f"{passed:.1%}"]
-        cells += [f"{familiar.mean():.1%}, {(familiar & sure).mean():.1%}" for familiar in (shares >= each for each in rates)]
+        cells += [
+            f"{familiar.mean():.1%}, {(familiar & sure).mean():.1%}" for familiar in (shares >= each for each in rates)
+        ]
         table.add_row(kind, str(len(scores)), *cells)
     console.print(table)
 

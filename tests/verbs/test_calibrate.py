@@ -82,8 +82,10 @@ def test_more_may_count_as_unfamiliar(world: Path, capsys: pytest.CaptureFixture
     pictures = sorted(str(path) for path in (world / "animals" / "val").rglob("*.png"))
     vitrail.export("strict.safetensors", "strict.onnx")
     for model in ("strict.safetensors", "strict.onnx"):
-        assert [row.familiar for row in vitrail.predict(model, pictures)].count(False) == 21
-    few = Dataset(name="few", classes=CLASSES, splits={"train": whole_val().select(range(0, 70, 5)), "val": whole_val()})
+        assert [row.familiar for row in vitrail.load(model).predict(pictures)].count(False) == 21
+    few = Dataset(
+        name="few", classes=CLASSES, splits={"train": whole_val().select(range(0, 70, 5)), "val": whole_val()}
+    )
     with pytest.raises(ConfigError, match="unfamiliar_rate= needs at least 50 training pictures; got 14"):
         vitrail.calibrate("tiny.safetensors", few, unfamiliar_rate=0.3, out="x.safetensors")
 

@@ -13,7 +13,7 @@ from vitrail.schema import IF_USED, validate
 from vitrail.wording import counted
 
 Floats = np.ndarray[Any, np.dtype[np.float64]]
-UNFAMILIAR_RATE = 0.05  # of validation pictures, which count as unfamiliar unless a calibration says otherwise
+UNFAMILIAR_RATE = 0.05  # of validation pictures, unless a calibration sets another
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,7 +79,9 @@ class Familiarity:
     rest: float  # the variance in every other direction
     quantiles: tuple[float, ...]  # of the scores of validation pictures, at equal steps from the lowest to the highest
     usual: Usual | None = field(default=None, metadata=IF_USED)  # of a model that was trained with outliers
-    unfamiliar_rate: float = field(default=UNFAMILIAR_RATE, metadata=IF_USED)  # of validation pictures, by definition
+    unfamiliar_rate: float = field(
+        default=UNFAMILIAR_RATE, metadata=IF_USED
+    )  # of validation pictures, which count as unfamiliar
 
     def __post_init__(self) -> None:
         validate(self)
