@@ -494,7 +494,7 @@ def test_fixed_views_take_turns() -> None:
     spec = Preprocess(size=(8, 8), channels=1, mean=(0.5,), std=(0.5,))
     seen: dict[int, torch.Tensor] = {}
     for repeats, epochs in ((1, 3), (2, 1)):
-        config = LoaderConfig(batch_size=64, number_views=True)
+        config = LoaderConfig(batch_size=64, number_versions=True)
         loader = Loader(data, "train", spec, config, replace(augment, repeats=repeats))
         for epoch in range(epochs):
             loader.set_epoch(epoch)

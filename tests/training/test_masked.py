@@ -35,7 +35,7 @@ from vitrail.training.masked import (
 )
 from vitrail.training.objectives import Masked, make_objective
 from vitrail.training.run_folder import read_run
-from vitrail.training.setup import Setup, open_training_data, prepare_run
+from vitrail.training.setup import Setup, open_training_data, prepare_run, training_loader
 from vitrail.weights.native import read_native
 
 from .victims import train_until_killed
@@ -94,6 +94,16 @@ def test_every_patch_is_hidden_equally_often() -> None:
     visible, _ = draw_patches(torch.arange(4000), (4, 4), 0.75, seed=0, epoch=0)
     counts = np.bincount(visible.flatten().numpy(), minlength=16)
     assert abs(counts / 4000 - 0.25).max() < 0.03
+
+
+def test_each_repetition_of_a_picture_hides_other_patches(make_setup: Callable[..., Setup]) -> None:
+    setup = make_setup(repeats=2)
+    count = len(setup.dataset.split("train"))
+    indices = next(iter(training_loader(setup, Ranks()))).indices
+    first, second = indices.chunk(2)
+    assert torch.equal(second, first + count)
+    hidden = draw_patches(indices, (8, 8), 0.75, 0, 0)[1]
+    assert not any(torch.equal(*pair) for pair in zip(*hidden.chunk(2), strict=True))
 
 
 # The model and the decoder ------------------------------------------------------------------------------------------

@@ -120,7 +120,7 @@ class LoaderConfig:
     on_broken: Literal["skip", "error"] = "skip"  # a picture that cannot be read
     max_broken_rate: float = MAX_BROKEN_RATE  # more than this in one epoch is always an error
     pin_memory: bool = False  # for faster copies to a GPU
-    number_views: bool = False  # with fixed views, `Batch.indices` number these: version × samples + sample
+    number_versions: bool = False  # `Batch.indices` number fixed views or repetitions: version × samples + sample
     rank: int = 0  # of this process
     world_size: int = 1  # number of processes
 

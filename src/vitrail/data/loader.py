@@ -286,11 +286,12 @@ class Loader:
     def _make(self, order: Order, positions: Integers, images: Tensor, epoch: int) -> Chunk:
         samples, repeats, augment = order.samples[positions], order.repeats[positions], self.augment
         if augment is None or not (augment.views or augment.fixed_views):
-            draws = Draws(self.config.seed, epoch, samples, repeats)
-            return self._maker.make(samples, draws, images, substitute=augment is not None)
-        versions = (epoch * augment.repeats + repeats) % (augment.views or 1)
-        chunk = self._make_view(versions, samples, images)
-        return replace(chunk, indices=versions * len(self.source) + samples) if self.config.number_views else chunk
+            versions, draws = repeats, Draws(self.config.seed, epoch, samples, repeats)
+            chunk = self._maker.make(samples, draws, images, substitute=augment is not None)
+        else:
+            versions = (epoch * augment.repeats + repeats) % (augment.views or 1)
+            chunk = self._make_view(versions, samples, images)
+        return replace(chunk, indices=versions * len(self.source) + samples) if self.config.number_versions else chunk
 
     def view(self, version: int, samples: Integers) -> Tensor:
         """One fixed version of these samples, as training sees it: (B, C, H, W)."""

@@ -228,8 +228,8 @@ def training_loader(setup: Setup, ranks: Ranks) -> Loader:
     pinned = ranks.device.type == "cuda"
     evenly = setup.config.optim.balance == "sample"
     options = _loader_options(setup, machine.batch_size, ranks)
-    numbered = setup.kept_views > 0
-    options = replace(options, seed=machine.seed, pin_memory=pinned, evenly=evenly, number_views=numbered)
+    numbered = setup.kept_views > 0 or setup.config.pretrains  # for its answers, for its masks
+    options = replace(options, seed=machine.seed, pin_memory=pinned, evenly=evenly, number_versions=numbered)
     return Loader(setup.dataset, "train", setup.preprocess, options, setup.config.augment)
 
 
