@@ -30,8 +30,9 @@ from vitrail.ranks import Ranks
 from vitrail.training import Listener, TrainConfig, recipe
 from vitrail.training.changes import apply_changes
 from vitrail.training.plan import settle
+from vitrail.training.result import Run
 from vitrail.training.run import carry_out
-from vitrail.training.run_folder import Run, RunLock, begin, read_config
+from vitrail.training.run_folder import RunLock, begin, read_config
 
 LARGEST = 5000  # pictures of a class of CIFAR-10
 VAL_RATE = 0.1

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from vitrail.prediction import load as load
     from vitrail.training.config import TrainConfig as TrainConfig
     from vitrail.training.recipes import recipe as recipe
-    from vitrail.training.run_folder import Run as Run
+    from vitrail.training.result import Run as Run
     from vitrail.verbs.average import average as average
     from vitrail.verbs.benchmark import benchmark as benchmark
     from vitrail.verbs.calibrate import calibrate as calibrate

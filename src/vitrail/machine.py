@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from vitrail.errors import ConfigError
+from vitrail.wording import first_line
 
 if TYPE_CHECKING:
     import torch
@@ -170,6 +171,6 @@ def pick_device(name: "str | torch.device") -> "torch.device":
         device = torch.device(name)
         torch.empty(1, device=device).cpu()  # there and back: `meta` holds no numbers
     except (RuntimeError, AssertionError) as error:
-        first_line = str(error).splitlines()[0]
-        raise ConfigError(f'the device {str(name)!r} cannot be used: {first_line}; try `device="cpu"`.') from error
+        why = first_line(error)
+        raise ConfigError(f'the device {str(name)!r} cannot be used: {why}; try `device="cpu"`.') from error
     return device

@@ -70,6 +70,11 @@ def reason(error: BaseException) -> str:
     return f"{files}: {error.strerror}" if files else error.strerror
 
 
+def first_line(error: BaseException) -> str:
+    """The first line of what an error of any kind says, shortened."""
+    return (str(error).splitlines() or [type(error).__name__])[0][:300]
+
+
 def in_one_line(error: BaseException) -> str:
     """What an error of any kind says, in one line."""
     return " ".join(str(error).split()) or type(error).__name__

@@ -35,7 +35,7 @@ from vitrail.training.listener import Listener
 from vitrail.training.loop import Trainer
 from vitrail.training.objectives import Supervised, make_objective
 from vitrail.training.recipes import read_changes
-from vitrail.training.run_folder import Run
+from vitrail.training.result import Run
 from vitrail.training.setup import Setup, plain_loader, prepare_run, training_loader
 from vitrail.training.snapshots import list_snapshots
 from vitrail.training.teacher import Teacher, TeacherComparison

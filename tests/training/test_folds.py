@@ -26,7 +26,7 @@ from vitrail.training.feature_store import Features, select_features
 from vitrail.training.fold_scores import FoldResults, spread_of
 from vitrail.training.loop import Trainer
 from vitrail.training.objectives import SplitScore
-from vitrail.training.run_folder import Run, read_run
+from vitrail.training.result import Run, read_run
 from vitrail.training.session import reopen
 from vitrail.training.setup import open_training_data, prepare_run
 from vitrail.weights.checkpoint import Checkpoint

@@ -34,7 +34,7 @@ from vitrail.training.masked import (
     reconstruct,
 )
 from vitrail.training.objectives import Masked, make_objective
-from vitrail.training.run_folder import read_run
+from vitrail.training.result import read_run
 from vitrail.training.setup import Setup, open_training_data, prepare_run, training_loader
 from vitrail.weights.native import read_native
 

@@ -15,7 +15,7 @@ from vitrail.evaluation import measurement
 from vitrail.ranks import Ranks
 from vitrail.training import Listener, train, trials
 from vitrail.training.fold_scores import Trial
-from vitrail.training.run_folder import Run, read_run
+from vitrail.training.result import Run, read_run
 from vitrail.training.trials import mark_best
 
 from .test_folds import head_config, train_until_killed, weights  # noqa: F401

@@ -16,7 +16,7 @@ from vitrail.data.preprocess import preset
 from vitrail.errors import ConfigError, InputError, VitrailError
 from vitrail.model import ViT
 from vitrail.prediction import Prediction
-from vitrail.training.run_folder import Run
+from vitrail.training.result import Run
 from vitrail.verbs.predict import Predictions
 from vitrail.verbs.train import train
 from vitrail.weights.checkpoint import Checkpoint

@@ -22,7 +22,7 @@ from vitrail.data.check.findings import CheckRecord, Trouble, write_record
 from vitrail.errors import WeightsError
 from vitrail.evaluation.output import facts, write_facts
 from vitrail.model import ConvStem
-from vitrail.training.run_folder import Run
+from vitrail.training.result import Run
 from vitrail.weights.native import read_native, save_checkpoint
 from vitrail.weights.read import read_checkpoint
 

@@ -37,7 +37,8 @@ from vitrail.tasks.task import Task
 from vitrail.training.config import Selection, TrainConfig
 from vitrail.training.curves import Choice, EpochRow, choice_of, learning_rates, read_rows
 from vitrail.training.masked import KNN, masked_choice
-from vitrail.training.run_folder import Run, chose_epoch, data_check, read_config, read_run, trained_on
+from vitrail.training.result import Run, read_run
+from vitrail.training.run_folder import chose_epoch, data_check, read_config, trained_on
 from vitrail.wording import counted, duration, word_arguments
 
 REPORT = "report.html"

@@ -14,7 +14,7 @@ from vitrail.canvas import DPI, Theme, open_frame, paint, shorten
 from vitrail.evaluation.measurement import Measurement
 from vitrail.training.fold_scores import INTERVAL, Spread, Trial, describe_best, show_setting
 from vitrail.training.objectives import SplitScore
-from vitrail.training.run_folder import Run
+from vitrail.training.result import Run
 from vitrail.training.teacher import TeacherComparison
 from vitrail.wording import SHARES, counted, name_metric, show_metric
 

@@ -13,7 +13,8 @@ from vitrail.errors import ConfigError, DataError
 from vitrail.schema import from_dict
 from vitrail.tasks.rates import Rate, rate, rate_text
 from vitrail.training.config import TrainConfig
-from vitrail.training.run_folder import LARGEST, METRICS, SPLIT, Run, read_config, read_run
+from vitrail.training.result import Run, read_run
+from vitrail.training.run_folder import LARGEST, METRICS, SPLIT, read_config
 from vitrail.untrusted import parse_json, read_bytes
 from vitrail.weights.addresses import check_address
 from vitrail.wording import show_metric

@@ -11,7 +11,7 @@ gradients     the gradient of one batch, in micro-batches, on one process or tor
 loop          the training loop; snapshots make it resumable, signals stop it, listener and display show it
 run           one run from its setup to the measured result; best_weights is what it makes
 session       a whole run: one model; folds and a last model; or trials, a search
-run_folder    its files; run_data its pictures, curves its epochs
+run_folder    its files; run_data its pictures, curves its epochs; result what a finished one has to show
 trackers      its numbers for tracking_services: TensorBoard, W&B, MLflow, which predicts with mlflow_model
 """
 
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from vitrail.training.footprint import estimate_footprint as estimate_footprint
     from vitrail.training.listener import Listener as Listener
     from vitrail.training.recipes import recipe as recipe
-    from vitrail.training.run_folder import Run as Run
+    from vitrail.training.result import Run as Run
     from vitrail.training.session import train as train
 
 

@@ -30,6 +30,7 @@ from vitrail.training.objectives import make_objective
 from vitrail.training.optim import build_optimizers, start_state
 from vitrail.training.recipes import RECIPES
 from vitrail.training.setup import Setup, plain_loader, training_loader
+from vitrail.wording import first_line
 
 try:
     import resource
@@ -307,8 +308,7 @@ def settle_compile(setup: Setup, ranks: Ranks, say: Say) -> TrainConfig:
     except ConfigError:
         raise
     except Exception as error:  # the compiler needs a toolchain, and has many ways to fail
-        first_line = (str(error).splitlines() or [type(error).__name__])[0]
-        say(f"torch.compile does not work here ({first_line}); continuing without it")
+        say(f"torch.compile does not work here ({first_line(error)}); continuing without it")
         return plain.config
     if config.machine.compile == "on":
         return config

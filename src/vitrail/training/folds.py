@@ -41,8 +41,9 @@ from vitrail.training.lora import merged
 from vitrail.training.objectives import SplitScore
 from vitrail.training.plan import settle
 from vitrail.training.recipes import probe_config
+from vitrail.training.result import Run, read_run
 from vitrail.training.run import carry_out
-from vitrail.training.run_folder import CONFIG, FOLDS, SPLIT, Run, read_run, sweep
+from vitrail.training.run_folder import CONFIG, FOLDS, SPLIT, sweep
 from vitrail.training.setup import Setup, fit_batch_size
 from vitrail.training.signals import InterruptedRunError
 from vitrail.training.snapshots import LAST

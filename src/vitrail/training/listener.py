@@ -15,7 +15,7 @@ from vitrail.wording import counted, duration, word_arguments
 if TYPE_CHECKING:
     from vitrail.data.check.findings import DataFinding
     from vitrail.training.curves import EpochRow
-    from vitrail.training.run_folder import Run
+    from vitrail.training.result import Run
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -31,12 +31,8 @@ from vitrail.training.loop import Trainer
 from vitrail.training.lora import merged
 from vitrail.training.objectives import Batches, SplitScore
 from vitrail.training.recipes import probe_config
-from vitrail.training.run_folder import (
-    ELASTIC,
-    METRICS,
-    Run,
-    write_config,
-)
+from vitrail.training.result import Run
+from vitrail.training.run_folder import ELASTIC, METRICS, write_config
 from vitrail.training.setup import Setup, fit_batch_size
 from vitrail.training.signals import InterruptedRunError
 from vitrail.training.snapshots import LAST, RunState

@@ -14,11 +14,11 @@ from vitrail.training.folds import carry_out_folds, settle_folds
 from vitrail.training.listener import Listener
 from vitrail.training.plan import settle
 from vitrail.training.recipes import ask_for
+from vitrail.training.result import Run
 from vitrail.training.run import carry_out, has_begun, write_metrics
 from vitrail.training.run_data import reopen_data, report_replaced
 from vitrail.training.run_folder import (
     SPLIT,
-    Run,
     RunLock,
     begin,
     check_shared,

@@ -11,7 +11,7 @@ from vitrail.rng import Integers
 from vitrail.tasks.task import Array, Task
 from vitrail.training.best_weights import count_progress
 from vitrail.training.listener import Listener
-from vitrail.training.run_folder import Run
+from vitrail.training.result import Run
 from vitrail.training.setup import Setup
 from vitrail.training.teacher import TeacherComparison
 

@@ -24,7 +24,7 @@ from vitrail.wording import in_one_line
 
 if TYPE_CHECKING:
     from vitrail.training.curves import EpochRow
-    from vitrail.training.run_folder import Run
+    from vitrail.training.result import Run
 
 Track = bool | str | Sequence[TrackerName]  # True is the first of them; a text may hold several, with commas
 IDS = "tracking.json"  # in the run folder: service → the run's id there, so that a resumed run continues it

@@ -33,8 +33,9 @@ from vitrail.training.folds import FoldWork, fresh, open_part, planned_epochs, s
 from vitrail.training.listener import Listener, Quiet
 from vitrail.training.objectives import SplitScore
 from vitrail.training.plan import settle
+from vitrail.training.result import Run, read_run
 from vitrail.training.run import as_score, carry_out, write_metrics
-from vitrail.training.run_folder import STUDY, Run, read_run
+from vitrail.training.run_folder import STUDY
 from vitrail.training.search_space import Range, Space, check_space, parse_search
 from vitrail.training.setup import Setup, prepare_run, with_task
 from vitrail.training.signals import InterruptedRunError

@@ -15,8 +15,9 @@ from vitrail.training.gradients import first_of
 from vitrail.training.listener import Listener
 from vitrail.training.loop import Trainer
 from vitrail.training.masked import build_decoder, draw_patches, hide_pixels, reconstruct
+from vitrail.training.result import Run
 from vitrail.training.run import draw_results, scores_of, whiten_once, write_metrics
-from vitrail.training.run_folder import ELASTIC, Run
+from vitrail.training.run_folder import ELASTIC
 from vitrail.training.setup import Setup, plain_loader
 from vitrail.weights.checkpoint import Checkpoint
 from vitrail.weights.native import read_native

@@ -10,7 +10,7 @@ from vitrail.verbs.keywords import PretrainSettings
 
 if TYPE_CHECKING:
     from vitrail.training.listener import Listener
-    from vitrail.training.run_folder import Run
+    from vitrail.training.result import Run
 
 
 def pretrain(

@@ -15,7 +15,7 @@ from vitrail.files import atomic_path, check_run_folder, new_run_folder
 from vitrail.progress import ending, working
 
 if TYPE_CHECKING:
-    from vitrail.training.run_folder import Run
+    from vitrail.training.result import Run
     from vitrail.weights.hub_repository import HubFiles
 
 

@@ -21,16 +21,15 @@ from vitrail.training.cost import Measured
 from vitrail.training.display import Display
 from vitrail.training.listener import Listener, Listeners, Plan
 from vitrail.training.plan import describe_plan
+from vitrail.training.result import Run, read_run
 from vitrail.training.run_folder import (
     CONFIG,
-    Run,
     RunLock,
     begin,
     check_shared,
     describe_end,
     find_begun,
     read_config,
-    read_run,
     refuse_conflicts,
     refuse_locked,
     take_begun,

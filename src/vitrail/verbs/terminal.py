@@ -27,7 +27,7 @@ from vitrail.verbs.train import resume as continue_run
 
 if TYPE_CHECKING:
     from vitrail.training.listener import Plan
-    from vitrail.training.run_folder import Run
+    from vitrail.training.result import Run
 
 T = TypeVar("T")
 

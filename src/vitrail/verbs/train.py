@@ -11,7 +11,7 @@ from vitrail.verbs.keywords import PlanSettings, ResumeSettings, TrainSettings
 
 if TYPE_CHECKING:
     from vitrail.training.listener import Listener, Plan
-    from vitrail.training.run_folder import Run
+    from vitrail.training.result import Run
 
 
 def train(

@@ -27,6 +27,7 @@ from vitrail.weights import torch_script
 from vitrail.weights.filetypes import describe_pickle, refuse_start
 from vitrail.weights.resolve import PICKLES, check_suffix
 from vitrail.weights.wrappers import check_no_choice, unwrap
+from vitrail.wording import first_line
 
 # torch's dtype → its name in safetensors.
 DTYPES = {
@@ -155,9 +156,8 @@ def _clear_errors(path: Path, kind: str) -> Generator[None]:
     except WeightsError:
         raise
     except (SafetensorError, Exception) as error:
-        first_line = (str(error).splitlines() or [type(error).__name__])[0]
         raise WeightsError(
-            f"{path} cannot be read as a {kind} file; it is damaged or something else: {first_line}"
+            f"{path} cannot be read as a {kind} file; it is damaged or something else: {first_line(error)}"
         ) from error
 
 
