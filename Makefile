@@ -8,14 +8,14 @@ PIP_INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check 
 demo: .venv/core.stamp  ## train a ViT on handwritten digits, and look at what it has learnt
 	$(BIN)/vitrail demo
 
-test: .venv/dev.stamp  ## lint, types and every test, side by side
+test: .venv/dev.stamp  ## lint, types and all tests but the slowest, side by side
 	@$(MAKE) --no-print-directory --jobs=2 check pytest
 
 # The workers share the cores: threads that wait for work must not spin in the meantime. Compiled files are kept, because
 # many tests start processes.
 PYTEST := OMP_WAIT_POLICY=passive PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -n $$(getconf _NPROCESSORS_ONLN) --dist worksteal
 
-pytest: .venv/dev.stamp  ## every test
+pytest: .venv/dev.stamp  ## all tests but those that take longest, which `make fuzz` runs
 	$(PYTEST)
 
 # TIMES as many cases as `make test` tries; the same ones each time, unless SEED is another number.

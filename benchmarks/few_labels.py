@@ -1,15 +1,15 @@
 """What a teacher and pre-training are worth with few labels: the table of the two guides about them.
 
     python -m benchmarks.few_labels --cifar DIR [--seeds 3] [--epochs 100] [--pretrain-epochs 50] [--rate 0.1]
-        [--ways labels,teacher,pretrained,all] [--pretrained RUN] [--teacher cifar10]
+        [--ways labels teacher pretrained all] [--pretrained RUN] [--teacher cifar10]
 
 DIR holds CIFAR-10 in its binary layout. For each seed, a tenth of the training pictures of each class keeps its label
 (a tenth of these again is for validation). The ViT of the from-scratch exercise (`cifar10-tiny`) then learns in four
-ways, each with the same number of steps: from the labels only; from the labels and a teacher (the bundled model,
-which has learned from all labels); from the labels, starting from weights that were pre-trained on all 50,000 pictures
-without their labels (here, or before, by RUN), at lower learning rates; and from the teacher's answers about all
-pictures but those for validation, without any label. Accuracies are those of the whole test set; intervals are
-Student's, over the seeds; gains are paired by seed.
+ways, each with the same number of steps, up to whole epochs: from the labels only; from the labels and a teacher (the
+bundled model, which has learned from all labels); from the labels, starting from weights that were pre-trained on all
+50,000 pictures without their labels (here, or before, by RUN), at lower learning rates; and from the teacher's answers
+about all pictures but those for validation, without any label. Accuracies are those of the whole test set; intervals
+are Student's, over the seeds; gains are paired by seed.
 """
 
 import argparse
@@ -84,15 +84,19 @@ def pretrain(dataset: Dataset, folder: Path, changes: dict[str, Any]) -> float:
     return (time.monotonic() - began) / 60
 
 
-def learn(way: str, seed: int, asked: argparse.Namespace, pretrained: Path) -> TrainConfig:
-    """How to learn; what is pre-trained is neither whitened nor changed as fast as random weights."""
+def learn(way: str, seed: int, asked: argparse.Namespace, pretrained: Path, times: float) -> TrainConfig:
+    """How to learn; what is pre-trained is neither whitened nor changed as fast as random weights.
+
+    Args:
+        times: how many times as many training pictures there are without labels, of which fewer epochs are shown.
+    """
     plain = apply_changes(recipe("cifar10-tiny"), {"seed": seed, "epochs": asked.epochs})
     if way == "teacher":
         return apply_changes(plain, {"teacher": asked.teacher})
     if way == "pretrained":
         return with_changes(plain, {"weights": str(pretrained), **FOR_PRETRAINED})
     if way == "all":
-        epochs = max(round(asked.epochs * asked.rate), 1)
+        epochs = max(round(asked.epochs / times), 1)
         return apply_changes(plain, {"teacher": asked.teacher, "distill_weight": 1.0, "epochs": epochs})
     return plain
 
@@ -111,7 +115,8 @@ def measure(asked: argparse.Namespace, folder: Path, console: Console) -> dict[s
         for way in asked.ways:
             began = time.monotonic()
             shown = some if taught is None or way != "all" else show_all(some, taught)
-            result, _ = run(learn(way, seed, asked, pretrained), shown, folder / f"{seed}-{way}")
+            times = len(shown.split("train")) / len(some.split("train"))
+            result, _ = run(learn(way, seed, asked, pretrained, times), shown, folder / f"{seed}-{way}")
             assert result.test is not None
             scores[way].append(result.test.accuracy)
             console.print(f"seed {seed}, {WAYS[way]}: {scores[way][-1]:.2%}, {time.monotonic() - began:.0f} s")
@@ -126,7 +131,7 @@ def main() -> None:
     parser.add_argument("--epochs", type=int, default=100, help="of few pictures; of all, fewer for as many steps")
     parser.add_argument("--pretrain-epochs", type=int, default=50)
     parser.add_argument("--rate", type=float, default=0.1, help="share of the training pictures with a label")
-    parser.add_argument("--ways", type=lambda text: text.split(","), default=list(WAYS), help="labels first")
+    parser.add_argument("--ways", nargs="+", choices=WAYS, default=list(WAYS))
     parser.add_argument("--teacher", default="cifar10", help="the bundled model, or an export of it")
     parser.add_argument("--pretrained", type=Path, metavar="RUN", help="of vitrail pretrain, instead of a new one")
     asked, console = parser.parse_args(), Console(soft_wrap=True, highlight=False)
@@ -135,7 +140,7 @@ def main() -> None:
         scores = measure(asked, Path(folder), console)
     table = Table(f"{asked.rate:.0%} of the labels", "test accuracy", "gain")
     for way, each in scores.items():
-        gain = "" if way == "labels" else describe(np.subtract(each, scores["labels"]))
+        gain = "" if way == "labels" or "labels" not in scores else describe(np.subtract(each, scores["labels"]))
         table.add_row(WAYS[way], describe(each), gain)
     console.print(table)
 

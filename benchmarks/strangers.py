@@ -22,7 +22,7 @@ from rich.console import Console
 from rich.table import Table
 
 import vitrail
-from benchmarks.trust import KNOWN, Array, Numbers, energy, familiarity_methods, look
+from benchmarks.trust import KNOWN, Array, Numbers, familiarity_methods, look
 from vitrail.data import DataConfig, Dataset, open_data
 from vitrail.data.source import ArraySource, Source
 from vitrail.evaluation.measurement import pick_split
@@ -90,7 +90,6 @@ def print_scores(console: Console, train: Numbers, val: Numbers, own: Numbers, s
     methods: dict[str, Callable[[Numbers], Array]] = familiarity_methods(train, val)
     methods["maximum minus mean logit"] = lambda it: it[0].max(axis=1) - it[0].mean(axis=1)
     methods["spread of the logits"] = lambda it: spreads(it[0])
-    methods["probability of the answer"] = lambda it: it[0].max(axis=1) - energy(it[0])
     table = Table("score", *strangers)
     for name, score in methods.items():
         usual = score(own)

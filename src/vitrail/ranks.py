@@ -2,7 +2,7 @@
 
 import os
 import socket
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Iterable, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
@@ -66,6 +66,12 @@ class Ranks:
         """An error that all ranks raise, marked so that only the first prints it."""
         error.reported = not self.is_first
         return error
+
+    def share(self, tensors: Iterable[torch.Tensor]) -> None:
+        """Give every rank the first's numbers."""
+        if self.world_size > 1:
+            for tensor in tensors:
+                dist.broadcast(tensor, src=0)
 
     def in_turn(self, make: Callable[[], T]) -> T:
         """Run on the first rank, which may have to download; then on the others. Errors are raised on all ranks."""

@@ -15,7 +15,11 @@ from safetensors.torch import load_file
 
 from fuzzing import in_fuzz_only
 from processes import SECONDS, run_ranks, start, wait_for
+from vitrail.evaluation.measurement import measure_split
+from vitrail.prediction import load
 from vitrail.training import train
+from vitrail.training.curves import read_rows
+from vitrail.training.setup import open_training_data
 
 from .conftest import quick_config
 from .victims import run_command, run_elastic, train_until_killed, try_all
@@ -52,6 +56,17 @@ def test_two_ranks_equal_one(strategy: str, one: Path, tmp_path: Path) -> None:
     for split in ("val", "test"):
         assert alone[split]["count"] == together[split]["count"] == 269
         assert together[split]["loss"] == pytest.approx(alone[split]["loss"], rel=1e-3)
+
+
+@in_fuzz_only
+def test_ranks_validate_the_statistics_of_batch_norms_that_are_saved(tmp_path: Path) -> None:
+    """Each rank has statistics of its own pictures; the file has the first's."""
+    plain = {"epochs": 1, "ema": 0.9, "mixup": 0.0, "precision": "float32"}
+    config = quick_config(model="hybrid-32", image_size=(32, 32), **plain)
+    assert run_ranks(train_until_killed, config, tmp_path / "two") == [0, 0]
+    (row,) = read_rows(tmp_path / "two" / "results.csv")
+    measured = measure_split(load(tmp_path / "two"), open_training_data(config), "val")
+    assert row.val_loss == pytest.approx(measured.uncalibrated.nll, rel=1e-4)
 
 
 def test_ranks_share_the_features_of_the_head_alone(one: Path, tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,7 @@ from safetensors.torch import load_file
 from conftest import randomize
 from vitrail.data.preprocess import Preprocess
 from vitrail.errors import ConfigError
-from vitrail.model import ViT, ViTConfig
+from vitrail.model import ConvStem, ViT, ViTConfig
 from vitrail.training import Listener, Start, train
 from vitrail.training.loop import Trainer
 from vitrail.training.lora import adapted_layers
@@ -58,6 +59,18 @@ def test_only_the_pairs_and_the_head_are_trained_and_remembered(
     trainer.run()
     changed = {name for name, tensor in trainer.model.state_dict().items() if not torch.equal(tensor, before[name])}
     assert changed == names, "the weights themselves stay as they are"
+
+
+def test_frozen_batch_norms_keep_their_statistics(make_trainer: Callable[..., Trainer], tmp_path: Path) -> None:
+    config = replace(SMALL, patch_size=(2, 2), stem=ConvStem(widths=(16,), strides=(2,), norm="batch"))
+    tensors, spec = randomize(ViT(config)).state_dict(), Preprocess(size=(8, 8), channels=1, mean=(0.5,), std=(0.5,))
+    path = tmp_path / "stem.safetensors"
+    save_checkpoint(Checkpoint(config=config, tensors=tensors, preprocess=spec), path)
+    trainer = make_trainer(**LORA, weights=str(path))
+    before = {name: buffer.clone() for name, buffer in trainer.model.named_buffers()}
+    trainer.run()
+    assert before
+    assert all(torch.equal(buffer, before[name]) for name, buffer in trainer.model.named_buffers())
 
 
 def test_a_run_leaves_a_plain_checkpoint_and_adapters(base: str, tmp_path: Path) -> None:

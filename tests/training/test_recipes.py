@@ -8,7 +8,14 @@ import pytest
 import yaml
 
 from vitrail.errors import ConfigError
-from vitrail.training.changes import GIVES_WAY, apply_changes, describe_config, read_field, with_changes
+from vitrail.training.changes import (
+    GIVES_WAY,
+    apply_changes,
+    describe_config,
+    read_field,
+    report_giving_way,
+    with_changes,
+)
 from vitrail.training.config import Distill, Start, TrainConfig
 from vitrail.training.recipes import RECIPES, ask_for, read_changes, recipe
 
@@ -17,7 +24,8 @@ from vitrail.training.recipes import RECIPES, ask_for, read_changes, recipe
     ("passed", "value", "left"),
     [
         ("weights", "B_16.npz", {"model": None, "whiten": "off"}),
-        ("model", "vit-r-ti16", {"whiten": "off"}),
+        ("model", "vit-r-ti16", {"whiten": "off"}),  # a ResNet standardises its filters
+        ("model", "cifar-small", {"whiten": "on"}),
         ("flip_rate", 0.0, {"alternate_flip": False}),
         ("flip_rate", 0.3, {"alternate_flip": True}),
         ("teacher", "runs/teacher", {"outlier_rate": 0.0}),
@@ -99,6 +107,30 @@ def test_a_config_keeps_the_teacher_that_it_names() -> None:
     assert read_changes("train", None, config, {})["teacher_sha256"] == known
 
 
+def test_another_teacher_has_another_checksum_and_none_has_no_settings() -> None:
+    config = TrainConfig(distill=Distill(teacher="t", teacher_sha256=32 * "cd", distill_weight=0.7))
+    other = with_changes(TrainConfig(), read_changes("train", None, config, {"teacher": "u"}))
+    assert other.distill == Distill(teacher="u", distill_weight=0.7)
+    assert with_changes(TrainConfig(), read_changes("train", None, config, {"teacher": None})).distill == Distill()
+
+
+@pytest.mark.parametrize("passed", [{"weights": "none"}, {"weights": None}, {"minutes": None}])
+def test_settings_that_ask_for_nothing_leave_a_file_as_it_is(passed: dict[str, Any], tmp_path: Path) -> None:
+    (tmp_path / "few.yaml").write_text("recipe: cifar10\nmodel: cifar-small\nepochs: 7\n")
+    changes = read_changes("train", None, tmp_path / "few.yaml", passed)
+    assert (changes["model"], changes["epochs"]) == ("cifar-small", 7)
+
+
+def test_what_gives_way_is_reported() -> None:
+    config = recipe("cifar10")
+    assert report_giving_way(config, {"teacher": "t"}) == [
+        "outlier_rate is turned off (the recipe has 0.15): it cannot be combined with teacher"
+    ]
+    assert len(report_giving_way(config, {"views": 3})) == 2
+    for silent in ({"weights": "B_16.npz"}, {"teacher": None}, {"epochs": 3}, {"model": "cifar-small"}):
+        assert not report_giving_way(config, silent)
+
+
 def write_config(folder: Path, config: TrainConfig) -> Path:
     """As a run does."""
     (folder / "config.yaml").write_text(yaml.safe_dump(describe_config(config)))
@@ -106,6 +138,7 @@ def write_config(folder: Path, config: TrainConfig) -> Path:
 
 
 @pytest.mark.parametrize("name", RECIPES)
-def test_what_gives_way_is_off_by_itself(name: str) -> None:
+def test_every_recipe_can_do_without_what_gives_way(name: str) -> None:
     for _, _, left in GIVES_WAY:
-        apply_changes(recipe(name), left)
+        config = apply_changes(recipe(name), left)
+        assert {each: read_field(config, each) for each in left} == left

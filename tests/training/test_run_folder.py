@@ -1,6 +1,7 @@
 """One process per run folder: a second one is told who has it, and a dead one leaves nothing behind. And what the
 folder tells about figures that are measured later."""
 
+import json
 import os
 import signal
 from pathlib import Path
@@ -17,7 +18,8 @@ from vitrail.schema import to_dict
 from vitrail.training import Listener, train
 from vitrail.training.config import TrainConfig
 from vitrail.training.curves import append_row
-from vitrail.training.run_folder import LOCK, RunLock, chose_epoch, data_check, trained_on
+from vitrail.training.run_folder import LOCK, TASK, RunLock, chose_epoch, data_check, read_task, trained_on, write_start
+from vitrail.training.setup import open_training_data, prepare_run
 
 from .conftest import quick_config
 
@@ -75,6 +77,13 @@ def test_of_two_starts_with_one_folder_the_first_wins(tmp_path: Path) -> None:
 
     train(quick_config(epochs=1), tmp_path / "run", Second())
     assert tried == ["yes"]
+
+
+def test_the_task_of_a_start_that_was_killed_is_not_that_of_the_next(tmp_path: Path) -> None:
+    (tmp_path / TASK).write_text(json.dumps({"kind": "number"}))
+    config = quick_config()
+    write_start(prepare_run(config, open_training_data(config)), tmp_path)
+    assert read_task(tmp_path) is None
 
 
 def test_a_damaged_lock_file_is_no_obstacle(tmp_path: Path) -> None:

@@ -74,11 +74,14 @@ def test_more_may_count_as_unfamiliar(world: Path, capsys: pytest.CaptureFixture
     """The share is the file's: whatever opens it marks as many pictures."""
     arguments = ["animals", "--unfamiliar-rate", "0.3", "--out", "strict.safetensors"]
     assert main(["calibrate", "tiny.safetensors", *arguments]) == 0
-    assert "marks 30% of ordinary ones too" in " ".join(capsys.readouterr().out.split())
+    assert "30% of ordinary pictures are marked too" in " ".join(capsys.readouterr().out.split())
     found = vitrail.calibrate("tiny.safetensors", "animals", unfamiliar_rate=0.3, out="python.safetensors")
     assert found.trust == read_native(Path("strict.safetensors")).trust
     assert found.after.familiar is not None
     assert (~found.after.familiar).mean() == pytest.approx(0.3, abs=0.02)
+    assert read_native(Path("strict.safetensors")).suits_older_readers is False
+    again = vitrail.calibrate("strict.safetensors", "animals", out="again.safetensors").trust  # keeps its own share
+    assert again == found.trust
     pictures = sorted(str(path) for path in (world / "animals" / "val").rglob("*.png"))
     vitrail.export("strict.safetensors", "strict.onnx")
     for model in ("strict.safetensors", "strict.onnx"):

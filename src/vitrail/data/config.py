@@ -196,7 +196,7 @@ class Augment:
     outlier_rate: float = field(default=0.0, metadata=IF_USED)
     """Share of pictures that are replaced by outliers (collages, drawings of objects, turned or scrambled pictures,
     noise, crops of other photographs). The model learns to be unsure of them, so that it recognises unfamiliar pictures
-    better; try 0.25."""
+    better; try 0.15 to 0.25."""
     views: int = field(default=0, metadata=IF_USED)
     """Fixed versions of each picture, which take turns; 0 makes a new one each time. A teacher is asked only once about
     each of them, unless pictures are mixed."""

@@ -98,7 +98,7 @@ class Familiarity:
         """What it goes by, in a few words."""
         logits = " and its logits" if self.usual else ""
         by = f"tells unfamiliar pictures by {counted(self.centres.shape[0], 'centre')}{logits}"
-        return f"{by}, and marks {self.unfamiliar_rate:.0%} of ordinary ones too"
+        return f"{by}; {100 * self.unfamiliar_rate:.3g}% of ordinary pictures are marked too"
 
     def check_width(self, width: int) -> None:
         """Refuse to judge features of another width."""

@@ -22,7 +22,7 @@ from vitrail.model import ViTConfig
 from vitrail.ranks import Ranks
 from vitrail.registry import NO_TASK
 from vitrail.tasks.task import make_task
-from vitrail.training.changes import NO_FILES, apply_changes, read_field, with_changes
+from vitrail.training.changes import NO_FILES, apply_changes, read_field, report_giving_way, with_changes
 from vitrail.training.config import Start, TrainConfig
 from vitrail.training.recipes import recipe
 from vitrail.training.setup import (
@@ -208,10 +208,9 @@ def resolve(
     chosen = ". ".join(filter(None, reasons))
     if not pretrains:
         config = apply_changes(config, dict(make_task(dataset.task).unsuited))
-    outliers = config.augment.outlier_rate
+    for line in report_giving_way(config, changes):
+        say(line)
     config = replace(with_changes(config, changes), chosen=chosen)
-    if outliers and not config.augment.outlier_rate and "outlier_rate" not in changes:
-        say("without outliers, which go neither with a teacher nor with fixed views")
     if dataset.task != "one":  # a resumed run must not choose again
         config = apply_changes(config, {"task": dataset.task})
     if config.start.training.on_features:

@@ -9,7 +9,7 @@ from typing import Any, cast
 from vitrail.errors import ConfigError, shorten
 from vitrail.schema import parse_size, to_dict
 from vitrail.synonyms import suggest_option
-from vitrail.training.config import TrainConfig
+from vitrail.training.config import Distill, TrainConfig
 
 PARTS = ("start", "optim", "schedule", "machine", "augment", "source", "selection", "distill", "pretraining")
 
@@ -51,13 +51,29 @@ def list_changes(config: TrainConfig, base: TrainConfig) -> dict[str, Any]:
     return changes
 
 
+def _cannot_be_whitened(model: Any) -> bool:
+    """Whether the model by this name refuses whitened filters; a name that no model has is refused elsewhere."""
+    from vitrail.model.variants import variants  # which imports torch
+    from vitrail.training.whitening import check_whitening
+
+    config = variants().get(model)
+    if config is None:
+        return False
+    try:
+        check_whitening(config)
+    except ConfigError:
+        return True
+    return False
+
+
 # What of a recipe or a file cannot stand beside a setting that is passed, and gives way to it: weights bring their own
 # model, a teacher would be sure of outliers.
 GIVES_WAY: tuple[tuple[str, Callable[[Any], Any], dict[str, Any]], ...] = (
     ("weights", bool, {"model": None, "whiten": "off"}),
-    ("model", bool, {"whiten": "off"}),
+    ("model", _cannot_be_whitened, {"whiten": "off"}),
     ("flip_rate", operator.not_, {"alternate_flip": False}),
-    ("teacher", bool, {"outlier_rate": 0.0}),
+    ("teacher", bool, {"outlier_rate": 0.0, "teacher_sha256": None}),  # of another teacher
+    ("teacher", operator.not_, {each.name: each.default for each in fields(Distill) if each.name != "teacher"}),
     ("views", bool, {"outlier_rate": 0.0}),
     ("views", lambda views: isinstance(views, int) and views % 2, {"alternate_flip": False}),  # sides take turns
 )  # setting, for which of its values, what is left
@@ -71,6 +87,18 @@ def giving_way(changes: Mapping[str, Any]) -> dict[str, Any]:
         if name in changes and (name, changes[name]) not in NO_FILES and applies(changes[name]):
             left |= values
     return left
+
+
+def report_giving_way(config: TrainConfig, changes: Mapping[str, Any]) -> list[str]:
+    """What of a recipe is turned off by changes, for people; that weights bring their own model needs no word."""
+    lines: list[str] = []
+    for name, applies, values in GIVES_WAY:
+        if name == "weights" or name not in changes or not applies(changes[name]):
+            continue
+        for other, left in values.items():
+            if other not in changes and (own := read_field(config, other)) != left:
+                lines.append(f"{other} is turned off (the recipe has {own}): it cannot be combined with {name}")
+    return lines
 
 
 def with_changes(config: TrainConfig, changes: Mapping[str, Any]) -> TrainConfig:
@@ -123,7 +151,7 @@ def combine_changes(file: dict[str, Any], settings: dict[str, Any]) -> dict[str,
         changes.pop(name, None)
     for one, other in (("minutes", "epochs"), ("weights", "model")):  # of which only one can be set
         for mine, theirs in ((one, other), (other, one)):
-            if mine in settings:
+            if settings.get(mine) is not None and (mine, settings[mine]) not in NO_FILES:
                 changes.pop(theirs, None)
     changes |= settings
     if isinstance(changes.get("image_size"), str):

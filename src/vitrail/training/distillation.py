@@ -70,5 +70,7 @@ def make_distillation(setup: Setup) -> Distillation | None:
         )
     for name in () if setup.task.softens else ("distill_hard", "distill_temperature"):
         if getattr(config.distill, name) != getattr(Distill, name):
-            raise ConfigError("is about a teacher's probabilities, and numbers have none; omit it.", field=name)
+            raise ConfigError(
+                "is for the probabilities of classes or labels, which numbers do not have; omit it.", field=name
+            )
     return Distillation(setup, teacher)

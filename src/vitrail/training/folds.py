@@ -189,7 +189,9 @@ class FoldWork(NamedTuple):
         """The model that is trained on everything, for as long as was best for the folds; they calibrate it."""
         config, epochs = share_of(setup.config), round(median(results.best_epochs))
         if config.augment.outlier_rate > 0:
-            results = results.calibrating(epochs)
+            known, results = results.held_out.familiarity, results.calibrating(epochs)
+            if known is not None and results.held_out.familiarity is None:
+                self.listener.said("the last model cannot tell what is unfamiliar: only some models saw outliers")
         if epochs == 0:  # nothing was better than the head alone
             config = fit_batch_size(probe_config(config), setup.dataset, self.ranks.world_size)
             epochs = config.schedule.epochs

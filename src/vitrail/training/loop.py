@@ -263,6 +263,7 @@ class Trainer:
         if self.objective.has_diverged(train_loss, state.lowest_train_loss):
             self._rescue(f"the training loss has risen to {train_loss:.3g}", whole_epochs=True)
             return
+        self._share_statistics()
         with self.best_weights():
             score = self._validate()
         if score is not None and not math.isfinite(score.loss):
@@ -297,6 +298,13 @@ class Trainer:
         self.save()
         if state.stopped_early:
             self.listener.said(f"no improvement for {counted(patience or 0, 'epoch')}: stopping early")
+
+    def _share_statistics(self) -> None:
+        """Validate what is saved: a batch norm's statistics are those of the pictures that its rank has seen."""
+        statistics = {name: each for name, each in self.objective.named_buffers() if each.is_floating_point()}
+        self.ranks.share(statistics.values())
+        if self.ema is not None:
+            self.ranks.share(self.ema.tensors[name] for name in statistics if name in self.ema.tensors)
 
     def _validate(self) -> SplitScore | None:
         """The model on the validation pictures, and what else the objective wants to know of it."""

@@ -10,7 +10,7 @@ from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 import torch
@@ -113,6 +113,14 @@ class Objective(nn.Module, ABC):
     def trained(self) -> Iterable[nn.Parameter]:
         """The weights that change: all of these must take part in the loss."""
         return self.parameters()
+
+    def train(self, mode: bool = True) -> Self:
+        """In training, batch norms whose weights are frozen keep their statistics too."""
+        super().train(mode)
+        for module in self.modules():
+            if isinstance(module, nn.BatchNorm2d) and not module.weight.requires_grad:
+                module.eval()
+        return self
 
     def plain(self, tensors: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
         """The tensors of a plain model, from those of the trained one."""

@@ -160,7 +160,8 @@ class _Planner:
         if affordable >= ALMOST * pictures:
             return measured
         enough = min(ENOUGH * len(setup.dataset.classes) * pictures / len(splits["train"]), pictures)
-        if not self.may_shrink or affordable >= enough or min(model.grid) <= SMALLEST_GRID:
+        slow_teacher = measured.before / pictures > each / 2  # which smaller pictures make no faster
+        if not self.may_shrink or slow_teacher or affordable >= enough or min(model.grid) <= SMALLEST_GRID:
             self._sample(affordable / pictures)
             return replace(measured, before=measured.before * affordable / pictures)
         factor = max(math.sqrt(max(affordable, 1) / enough), 0.5)

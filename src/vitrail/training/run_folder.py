@@ -131,6 +131,8 @@ def write_start(setup: Setup, folder: Path) -> None:
     if setup.task != make_task(setup.task.kind):
         with atomic_path(folder / TASK) as draft:
             draft.write_text(json.dumps(to_dict(setup.task), indent=1), encoding="utf-8")
+    else:  # a start that was killed may have left one
+        (folder / TASK).unlink(missing_ok=True)
     write_config(setup.config, folder)  # last: a folder that has it is a run
 
 

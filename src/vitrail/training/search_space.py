@@ -1,6 +1,7 @@
 """What `search=` says: lr=1e-4..1e-2,weight_decay=0..0.1,optimizer=adamw|sgd."""
 
 import itertools
+import math
 from dataclasses import dataclass
 from typing import Any, get_args, get_type_hints
 
@@ -10,6 +11,7 @@ from vitrail.training.config import TrainConfig
 
 LOG_FROM = 10.0  # a range of positive numbers whose ends are this many times apart is searched by orders of magnitude
 # What a trial may change: the data, the model and the machine stay those of the run.
+MOST_TRIED = 500  # combinations that are looked at for one that allows a value; a trial records why it failed
 SEARCHED = {
     "optim": (),  # all of it
     "augment": (),
@@ -68,17 +70,19 @@ def check_space(space: Space, config: TrainConfig) -> None:
 
 
 def _check_value(name: str, value: Any, space: Space, config: TrainConfig) -> None:
-    """Refuse a value that goes with nothing that is tried of the other settings."""
+    """Refuse a value that goes neither with the run's settings nor with anything that is tried of the others."""
     others = {other: _ends_of(values) for other, values in space.items() if other != name}
-    refusals: list[ConfigError] = []
-    for rest in itertools.product(*others.values()):
+    combinations = (dict(zip(others, rest, strict=True)) for rest in itertools.product(*others.values()))
+    refusal = ""
+    for rest in itertools.islice(itertools.chain([{}], combinations), 1 + MOST_TRIED):
         try:
-            with_changes(config, dict(zip(others, rest, strict=True)) | {name: value})
+            with_changes(config, {**rest, name: value})
         except ConfigError as error:
-            refusals.append(error)
+            refusal = refusal or error.message
         else:
             return
-    raise _error(f"has `{name}={value!r}`, which this run cannot have: {refusals[0].message}")
+    if math.prod(map(len, others.values())) <= MOST_TRIED:
+        raise _error(f"has `{name}={value!r}`, which this run cannot have: {refusal}")
 
 
 def _check_name(name: str) -> None:

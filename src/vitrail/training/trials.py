@@ -23,7 +23,7 @@ from vitrail.files import atomic_path
 from vitrail.prediction import Predictor, load
 from vitrail.ranks import Ranks
 from vitrail.training.best_weights import measure_test
-from vitrail.training.changes import field_homes, with_changes
+from vitrail.training.changes import field_homes, report_giving_way, with_changes
 from vitrail.training.config import TrainConfig
 from vitrail.training.cost import Measured
 from vitrail.training.curves import choice_of
@@ -138,6 +138,8 @@ class _Search(NamedTuple):
         settings = self.ranks.from_first(lambda: self.study.propose(index))
         shown = ", ".join(f"{name} {show_setting(value)}" for name, value in settings.items())
         self.listener.said(f"trial {index + 1} of {self.setup.config.selection.trials}: {shown}")
+        for line in report_giving_way(self.config, settings):
+            self.listener.said(line)
         metric = choice_of(self.setup.config, self.setup.task).metric
         trial = Trial(number=index + 1, settings=settings, metric=metric, value=math.nan, seconds=0.0)
         try:

@@ -77,7 +77,7 @@ def calibrate(
     split: str = "val",
     by_position: bool = False,
     class_names: ClassNames | None = None,
-    unfamiliar_rate: float = UNFAMILIAR_RATE,
+    unfamiliar_rate: float | None = None,
     device: str = "auto",
     progress: bool | Progress = False,
     **settings: Unpack[DataSettings],
@@ -98,11 +98,12 @@ def calibrate(
         by_position: For a checkpoint without class names: its classes are those of the data, in the same order.
         class_names: A file with the names of the model's classes, one per line in the model's order, or JSON (index →
             name). In Python, also the names themselves.
-        unfamiliar_rate: The share of these pictures that count as unlike anything seen in training. More of other
-            pictures are recognised with a higher one.
+        unfamiliar_rate: The share of the calibration pictures to count as unlike anything seen in training [default:
+            the model's own, or else 0.05]. A higher share also recognises more of the pictures that really are.
         device: Where to compute: auto, cpu, cuda, cuda:1, mps, …
     """
-    check_unfamiliar_rate(unfamiliar_rate)
+    if unfamiliar_rate is not None:
+        check_unfamiliar_rate(unfamiliar_rate)
     config = read_data_settings(calibrate, settings)
     argument, found = resolve_data(model, data, config, device=device, class_names=class_names)
     located, source = argument.place, argument.source
@@ -120,15 +121,18 @@ def calibrate(
             raise ConfigError(f"is for files of vitrail; {source} is not one; pass `out=` instead.", field="in_place")
         runtime = TorchRuntime(checkpoint.build().to(pick_device(device)))
     dataset, notes = _open_data(found, source, split, checkpoint)
-    if unfamiliar_rate != UNFAMILIAR_RATE and (seen := len(dataset.split("train"))) < FEWEST:
+    if unfamiliar_rate is not None and (seen := len(dataset.split("train"))) < FEWEST:
         raise ConfigError(f"needs at least {FEWEST} training pictures; got {seen}.", field="unfamiliar_rate")
     predictor = Predictor(runtime=runtime, source=source, **replace(checkpoint, trust=None).facts())
     with show("calibrating", count_pictures(dataset, split)) as advance:
         trust, before = fit_trust(
             predictor, dataset, split, by_position=by_position, unsure=checkpoint.is_unsure, progress=advance
         )
-    if trust.familiarity is not None:
-        trust = replace(trust, familiarity=replace(trust.familiarity, unfamiliar_rate=unfamiliar_rate))
+    if (familiarity := trust.familiarity) is not None:
+        rate = unfamiliar_rate if unfamiliar_rate is not None else _own_rate(checkpoint)
+        trust = replace(trust, familiarity=replace(familiarity, unfamiliar_rate=rate))
+    elif unfamiliar_rate is not None:
+        raise ConfigError(f"needs at least {FEWEST} training pictures that can be read.", field="unfamiliar_rate")
     save_checkpoint(replace(checkpoint, trust=trust), target)
     return Calibrated(
         path=target,
@@ -138,6 +142,12 @@ def calibrate(
         notes=notes,
         data=(found.name, *flags(changed_settings(config))),
     )
+
+
+def _own_rate(checkpoint: "Checkpoint") -> float:
+    """The share that an earlier calibration has set."""
+    known = None if checkpoint.trust is None else checkpoint.trust.familiarity
+    return UNFAMILIAR_RATE if known is None else known.unfamiliar_rate
 
 
 def _target(located: Located, out: Path | None, in_place: bool) -> Path:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 from vitrail.data.preprocess import Preprocess
 from vitrail.errors import WeightsError
 from vitrail.schema import IF_USED
+from vitrail.tasks.familiarity import UNFAMILIAR_RATE
 from vitrail.tasks.one import ONE, Scores, pick_labels, probabilities, restore_logits
 from vitrail.tasks.task import Answer, Array, Task, Trust
 from vitrail.untrusted import read_bytes
@@ -58,8 +59,10 @@ class Metadata:
 
     @property
     def suits_older_readers(self) -> bool:
-        """Whether versions that know one class per picture only, and familiarity by distances, understand it."""
-        return self.task.kind == "one" and not self.is_unsure
+        """Whether versions that know only one class per picture, and familiarity by distances, understand it."""
+        known = None if self.trust is None else self.trust.familiarity
+        marks_more = known is not None and known.unfamiliar_rate != UNFAMILIAR_RATE
+        return self.task.kind == "one" and not self.is_unsure and not marks_more
 
     @property
     def is_unsure(self) -> bool:
