@@ -71,7 +71,7 @@ def test_check_as_json(make_folder, capsys: pytest.CaptureFixture[str]) -> None:
         (["check", "digits", "--wrokers", "3"], "--workers"),
         (["check", "."], "an empty folder"),
         (["show", "digits", "--policy", "random"], "rand"),
-        (["show", "digits", "--flip-rate", "3"], "flip_rate must be between 0 and 1"),
+        (["show", "digits", "--flip-rate", "3"], "--flip-rate must be between 0 and 1"),
         (["show", "digits", "--preset", "tim"], "did you mean timm"),
         (["show", "digits", "--pictures", "0"], "pictures must be at least 1"),
         (["show", "digits", "--size", "0"], "size must be"),

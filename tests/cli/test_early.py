@@ -54,7 +54,7 @@ READ_FILES = reader.read_files
         ([*TRAIN, "--weights", "tiny.safetensors", "--classes", "gone.txt"], "no file of class names gone.txt"),
         ([*TRAIN, "--weights", "tiny.safetensors", "--classes", "twice.txt"], "are both called 'a'"),
         ([*TRAIN, "--classes", "twice.txt"], "--classes names the classes of the weights"),
-        ([*TRAIN, "--epochs", "0"], "epochs must be between 1"),
+        ([*TRAIN, "--epochs", "0"], "--epochs must be between 1"),
         ([*TRAIN, "--device", "abacus"], "device 'abacus' cannot be used"),
         ([*TRAIN, "--out", "old"], "old holds a run already"),
         ([*TRAIN, "--out", "a-file"], "a-file must be a folder"),

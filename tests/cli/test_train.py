@@ -173,7 +173,7 @@ def test_batch_size_auto(here: Path, capsys: pytest.CaptureFixture[str]) -> None
         (["train", "nowhere"], "no such file or folder"),
         ([*QUICK, "--recipe", "digit"], "did you mean digits"),
         ([*QUICK, "--model", "vit-b17"], "did you mean"),
-        ([*QUICK, "--warmup", "2"], "warmup must be between 0 and 1"),
+        ([*QUICK, "--warmup", "2"], "--warmup must be between 0 and 1"),
         ([*QUICK, "--minutes", "3"], "not both"),
         ([*QUICK, "--weights", "no.safetensors"], "no checkpoint no.safetensors"),
         (["train", "digits", "--recipe", "linear", "--no-check"], "--weights"),

@@ -222,7 +222,7 @@ def test_a_teacher_of_something_else_is_refused_before_the_pictures_are_checked(
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"distill_weight": 0.3}, "distill_weight= is about learning from a teacher; pass teacher= too"),
+        ({"distill_weight": 0.3}, "distill_weight= needs a teacher; pass teacher= too"),
         ({"teacher": "t", "distill_weight": 1.5}, "between 0 and 1"),
         ({"teacher": "t", "distill_temperature": 0.0}, "above 0"),
         ({"teacher": "t", "distill_temperature": 2.0, "distill_hard": True}, "hard=True uses only the highest"),
@@ -240,7 +240,7 @@ def test_numbers_have_no_probabilities_to_learn_from(
     settings: dict[str, Any], make_setup: Callable[..., Setup], tmp_path: Path
 ) -> None:
     setup = make_setup(teacher=str(write_teacher(tmp_path)), **settings, **STUDENT)
-    with pytest.raises(ConfigError, match=f"{next(iter(settings))}= is about a teacher's probabilities, and numbers"):
+    with pytest.raises(ConfigError, match=f"{next(iter(settings))}= is for the probabilities of classes or labels"):
         make_distillation(replace(setup, task=Number(mean=(0.0,), std=(1.0,))))
 
 

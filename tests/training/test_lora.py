@@ -130,8 +130,8 @@ def test_an_interrupted_run_ends_with_the_same_bits(make_trainer: Callable[..., 
     [
         ({"lora_targets": "querry"}, "did you mean query"),
         ({"lora_targets": " , "}, "must list some of query, key, value, proj, mlp"),
-        ({"lora_rank": 0}, "lora_rank must be between 1"),
-        ({"lora_alpha": 0.0}, "lora_alpha must be above 0"),
+        ({"lora_rank": 0}, "lora_rank= must be between 1"),
+        ({"lora_alpha": 0.0}, "lora_alpha= must be above 0"),
     ],
 )
 def test_mistakes(settings, message: str) -> None:

@@ -143,7 +143,7 @@ def test_a_class_with_one_picture_cannot_be_judged(inside: Path, model: str) -> 
     ("options", "message"),
     [
         ({}, "pass weights=: the checkpoint"),
-        ({"weights": "m", "workers": -1}, "workers must be between"),
+        ({"weights": "m", "workers": -1}, "workers= must be between"),
         ({"weights": "m", "exclud": "x"}, "did you mean exclude"),
     ],
 )

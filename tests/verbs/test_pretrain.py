@@ -132,7 +132,7 @@ def test_a_table_without_labels_or_with_some(tmp_path: Path) -> None:
     [
         ({"folds": 3}, "pretrain has no setting 'folds'"),
         ({"method": "mae"}, "pretrain has no setting 'method'"),
-        ({"mask_rate": 1.5}, "mask_rate must be between"),
+        ({"mask_rate": 1.5}, "mask_rate= must be between"),
         ({"decoder_width": 40}, "multiple of 32"),
         ({"recipe": "digits"}, "learns from labels"),
         ({"best": "accuracy"}, "pre-training"),

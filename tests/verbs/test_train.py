@@ -203,7 +203,7 @@ def test_folds_are_planned_and_refuse_what_they_cannot_do(here: Path) -> None:
     assert list(here.iterdir()) == []
     for settings, message in (
         ({"fold_repeats": 2}, "pass `folds=` too|pass folds= too"),
-        ({"folds": 1}, "folds must be between 2"),
+        ({"folds": 1}, "folds= must be between 2"),
         ({"folds": 5, "track": True}, "follows one model"),
         ({"folds": 5, "group": "patient"}, "names a column of a table"),
     ):

@@ -67,7 +67,7 @@ class DataConfig:
         if isinstance(self.split_file, str):
             refuse_secrets(self.split_file)
             if "\0" in self.split_file:
-                raise ConfigError("split_file must be a path, without a NUL character.")
+                raise ConfigError("must be a path, without a NUL character.", field="split_file")
 
     def _check_task(self) -> None:
         if self.task not in (AUTO, NO_TASK, *TASKS):
@@ -98,13 +98,13 @@ def default_data_dir() -> Path:
 def check_workers(workers: int | None) -> None:
     """Limit the threads that decode pictures: each takes memory, and the system has a limit too."""
     if workers is not None and not 0 <= workers <= MAX_WORKERS:
-        raise ConfigError(f"workers must be between 0 and {MAX_WORKERS}; got {workers}.")
+        raise ConfigError(f"must be between 0 and {MAX_WORKERS}; got {workers}.", field="workers")
 
 
 def check_broken_rate(rate: float) -> None:
     """Refuse what is no share."""
     if not 0 <= rate <= 1:
-        raise ConfigError(f"max_broken_rate must be between 0 and 1; got {rate}.")
+        raise ConfigError(f"must be between 0 and 1; got {rate}.", field="max_broken_rate")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -129,7 +129,9 @@ class LoaderConfig:
         if self.world_size < 1:
             raise ConfigError(f"world_size must be at least 1; got {self.world_size}.")
         if self.batch_size < 1 or self.batch_size % self.world_size:
-            raise ConfigError(f"batch_size must be a multiple of the {self.world_size} ranks; got {self.batch_size}.")
+            raise ConfigError(
+                f"must be a multiple of the {self.world_size} ranks; got {self.batch_size}.", field="batch_size"
+            )
         if not 0 <= self.rank < self.world_size:
             raise ConfigError(f"rank must be between 0 and {self.world_size - 1}; got {self.rank}.")
         check_workers(self.workers)
@@ -206,13 +208,13 @@ class Augment:
         for name, (low, high) in AUGMENT_LIMITS.items():
             if not low <= getattr(self, name) <= high:
                 limits = f"at least {low}" if high == math.inf else f"between {low} and {high}"
-                raise ConfigError(f"{name} must be {limits}; got {getattr(self, name)}.")
+                raise ConfigError(f"must be {limits}; got {getattr(self, name)}.", field=name)
         if not 0 < self.scale[0] <= self.scale[1] <= 1:
-            raise ConfigError(f"scale must be (low, high) with 0 < low ≤ high ≤ 1; got {self.scale}.")
+            raise ConfigError(f"must be (low, high) with 0 < low ≤ high ≤ 1; got {self.scale}.", field="scale")
         if not 0 < self.ratio[0] <= self.ratio[1]:
-            raise ConfigError(f"ratio must be (low, high) with 0 < low ≤ high; got {self.ratio}.")
+            raise ConfigError(f"must be (low, high) with 0 < low ≤ high; got {self.ratio}.", field="ratio")
         if min(self.jitter) < 0 or self.jitter[3] > 0.5:
-            raise ConfigError(f"jitter must be at least 0, and its hue at most 0.5; got {self.jitter}.")
+            raise ConfigError(f"must be at least 0, and its hue at most 0.5; got {self.jitter}.", field="jitter")
         if self.views and self.outlier_rate:
             raise ConfigError(
                 "fixes which pictures are outliers, whose labels would never be learned; omit one of them.",

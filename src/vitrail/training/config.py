@@ -19,7 +19,7 @@ def _require(config: object, **ranges: tuple[float, float]) -> None:
     for name, (low, high) in ranges.items():
         value = getattr(config, name)
         if value is not None and not low <= value <= high:  # so that NaN fails too
-            raise ConfigError(f"{name} must be between {low} and {high}; got {value}.")
+            raise ConfigError(f"must be between {low:,} and {high:,}; got {value}.", field=name)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -96,7 +96,7 @@ class Start:
         if self.value_range is not None:
             check_range(self.value_range)
         if not 0 < self.lora_alpha < math.inf:
-            raise ConfigError(f"lora_alpha must be above 0; got {self.lora_alpha}.")
+            raise ConfigError(f"must be above 0; got {self.lora_alpha}.", field="lora_alpha")
         self.adapted  # noqa: B018 (an unknown name is an error)
         if self.probe and self.training.on_features:
             raise ConfigError(f"{self.training.called} is what `probe=True` begins with; omit it.")
@@ -127,7 +127,7 @@ class Start:
             if name not in LORA_TARGETS:
                 raise ConfigError(f"lora_targets has no {name[:50]!r}; {suggest(name, [*LORA_TARGETS, 'all'])}")
         if not names:
-            raise ConfigError(f"lora_targets must list some of {', '.join(LORA_TARGETS)}, or be all.")
+            raise ConfigError(f"must list some of {', '.join(LORA_TARGETS)}, or be all.", field="lora_targets")
         return tuple(name for name in LORA_TARGETS if name in names)
 
 
@@ -171,7 +171,7 @@ class Optim:
         _require(self, lr=(0, 1000), muon_lr=(0, 1000), weight_decay=(0, 1000), layer_decay=(1e-6, 1))
         _require(self, momentum=(0, 0.9999), beta2=(0, 0.999999), ema=(0, 0.999999), label_smoothing=(0, 0.99))
         if self.clip is not None and not self.clip > 0:
-            raise ConfigError(f"clip must be above 0; got {self.clip}; None turns it off.")
+            raise ConfigError(f"must be above 0; got {self.clip}; None turns it off.", field="clip")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -201,11 +201,13 @@ class Schedule:
         validate(self)
         _require(self, epochs=(1, 1_000_000), warmup=(0, 1), cooldown=(0, 1), final_lr=(0, 1))
         if self.warmup + self.cooldown > 1 and self.schedule == "wsd":
-            raise ConfigError(f"warmup {self.warmup} and cooldown {self.cooldown} must not overlap.")
+            raise ConfigError(
+                f"`warmup=` and `cooldown=` must sum to at most 1; got {self.warmup} and {self.cooldown}."
+            )
         if self.minutes is not None and not self.minutes > 0:
-            raise ConfigError(f"minutes must be above 0; got {self.minutes}.")
+            raise ConfigError(f"must be above 0; got {self.minutes}.", field="minutes")
         if self.patience is not None and self.patience < 1:
-            raise ConfigError(f"patience must be at least 1 epoch; got {self.patience}.")
+            raise ConfigError(f"must be at least 1 epoch; got {self.patience}.", field="patience")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -238,10 +240,10 @@ class Machine:
         for name in ("batch_size", "micro_batch"):
             number = getattr(self, name)
             if isinstance(number, int) and number < 1:
-                raise ConfigError(f"{name} must be at least 1; got {number}.")
+                raise ConfigError(f"must be at least 1; got {number}.", field=name)
         check_workers(self.workers)
         if not self.save_minutes > 0:
-            raise ConfigError(f"save_minutes must be above 0; got {self.save_minutes}.")
+            raise ConfigError(f"must be above 0; got {self.save_minutes}.", field="save_minutes")
 
 
 @dataclass(frozen=True, kw_only=True)

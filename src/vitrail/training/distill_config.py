@@ -35,21 +35,21 @@ class Distill:
     def __post_init__(self) -> None:
         validate(self)
         if not 0 <= self.distill_weight <= 1:
-            raise ConfigError(f"distill_weight must be between 0 and 1; got {self.distill_weight}.")
+            raise ConfigError(f"must be between 0 and 1; got {self.distill_weight}.", field="distill_weight")
         if not 0 < self.distill_temperature < math.inf:
-            raise ConfigError(f"distill_temperature must be above 0; got {self.distill_temperature}.")
+            raise ConfigError(f"must be above 0; got {self.distill_temperature}.", field="distill_temperature")
         if not 0 <= self.distill_features < math.inf:
-            raise ConfigError(f"distill_features must be at least 0; got {self.distill_features}.")
+            raise ConfigError(f"must be at least 0; got {self.distill_features}.", field="distill_features")
         if self.distill_hard and self.distill_temperature != Distill.distill_temperature:
             raise ConfigError(
                 "softens a teacher's probabilities, and `distill_hard=True` uses only the highest; omit one of them.",
                 field="distill_temperature",
             )
         if self.teacher_sha256 is not None and not re.fullmatch("[0-9a-f]{64}", self.teacher_sha256):
-            raise ConfigError(f"teacher_sha256 must be 64 hexadecimal digits; got {shorten(self.teacher_sha256)}.")
+            raise ConfigError(
+                f"must be 64 hexadecimal digits; got {shorten(self.teacher_sha256)}.", field="teacher_sha256"
+            )
         if self.teacher is None:
             for each in fields(self):
                 if getattr(self, each.name) != each.default:
-                    raise ConfigError(
-                        "is about learning from a teacher; pass `teacher=` too, or omit it.", field=each.name
-                    )
+                    raise ConfigError("needs a teacher; pass `teacher=` too, or omit it.", field=each.name)
