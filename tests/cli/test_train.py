@@ -12,6 +12,7 @@ import yaml
 from PIL import Image
 from tests.training.victims import run_command
 
+from fuzzing import in_fuzz_only
 from processes import SECONDS, start, wait_for
 from vitrail.cli.main import main
 from vitrail.weights.read import open_checkpoint
@@ -68,6 +69,7 @@ def test_the_head_alone_is_planned_and_trained(pictures: Path, capsys: pytest.Ca
     assert json.loads(Path("head/metrics.json").read_text())["test"]["accuracy"] == 1.0
 
 
+@in_fuzz_only
 @pytest.mark.usefixtures("no_report")
 @pytest.mark.parametrize(
     ("changed", "match"),
@@ -196,6 +198,7 @@ def test_none_turns_things_off(here: Path, capsys: pytest.CaptureFixture[str]) -
     assert (optim["clip"], optim["ema"]) == (None, None)
 
 
+@in_fuzz_only
 @pytest.mark.usefixtures("no_report")
 def test_the_config_of_a_run_makes_the_same_run_again(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main([*QUICK, "--out", "one"]) == 0
@@ -207,6 +210,7 @@ def test_the_config_of_a_run_makes_the_same_run_again(here: Path, capsys: pytest
     assert main(["train", "--config", "one/config.yaml", "--minutes", "9", "--dry-run", "--no-check"]) == 0
 
 
+@in_fuzz_only
 @pytest.mark.usefixtures("no_report")
 def test_a_recipe_with_a_model_takes_weights_instead(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main([*QUICK, "--out", "first"]) == 0

@@ -60,11 +60,16 @@ SHORTENED: dict[str, dict[str, str]] = {
 # Pages that take long: `make fuzz` runs them.
 LONG = (
     "docs/train.md",
+    "docs/guides/a-small-model-from-a-large-one.md",
     "docs/guides/fine-tune.md",
     "docs/guides/few-labels-many-pictures.md",
     "docs/guides/many-machines.md",
     "docs/guides/scikit-learn.md",
+    "docs/tutorial/4-training.md",
+    "docs/tutorial/5-heads-and-resolution.md",
     "docs/tutorial/6-choices.md",
+    "docs/tutorial/7-to-a-service.md",
+    "docs/tutorial/mistakes.md",
 )
 # Word of a command → what makes it a matter of seconds; not in the guides, whose outputs are compared.
 QUICK = {

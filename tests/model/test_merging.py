@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from conftest import TINY, randomize
+from fuzzing import in_fuzz_only
 from vitrail.errors import ConfigError, InputError
 from vitrail.model import AttentionQuery, ConvStem, PositionConfig, Rates, ViT, ViTConfig, variant
 from vitrail.model.merging import match, merge_schedule, merge_tokens, with_merging
@@ -200,6 +201,7 @@ def test_configs_that_do_not_merge_are_written_as_before() -> None:
     assert from_dict(ViTConfig, to_dict(TINY)) == TINY
 
 
+@in_fuzz_only
 def test_export_with_a_free_batch_size(make_model: Callable[..., ViT]) -> None:
     model = make_model(depth=2, merge=(4, 3), pooling="map", registers=1)
     batch = torch.export.Dim("batch", min=1, max=64)
@@ -209,6 +211,7 @@ def test_export_with_a_free_batch_size(make_model: Callable[..., ViT]) -> None:
         torch.testing.assert_close(program.module()(images), model(images))
 
 
+@in_fuzz_only
 def test_compiles_without_a_graph_break(make_model: Callable[..., ViT]) -> None:
     model = make_model(depth=2, merge=(4, 3), pooling="mean")
     images = torch.randn(2, 3, 32, 32)

@@ -98,7 +98,7 @@ def assert_same(run: Run, graph: nn.Module, images: Tensor, who: str) -> None:
         np.testing.assert_allclose(theirs, ours.detach().numpy(), atol=2e-5 * float(ours.abs().max()), err_msg=who)
 
 
-RARE = ("free sizes", "hybrid")  # each takes seconds; tests/runtimes/test_families.py has the usual ones
+RARE = ("free sizes", "free axes", "hybrid")  # each takes seconds; tests/runtimes/test_families.py has the usual ones
 
 
 @pytest.mark.parametrize("kind", [pytest.param(kind, marks=FUZZ) if kind in RARE else kind for kind in KINDS])
@@ -299,6 +299,7 @@ def test_what_the_graph_cannot_do_is_refused(change: dict, message: str) -> None
         check_resizable(replace(Preprocess(), **change))
 
 
+@in_fuzz_only
 def test_an_export_that_takes_files_as_they_are(tmp_path: Path) -> None:
     path = tmp_path / "model.onnx"
     checkpoint = write_tiny(tmp_path / "tiny.safetensors", depth=1)

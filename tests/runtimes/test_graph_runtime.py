@@ -11,6 +11,7 @@ from tests.prediction.conftest import CLASSES, write_tiny
 from tests.report.test_render import check_page
 
 import vitrail
+from fuzzing import FUZZ
 from vitrail.cli.main import main
 from vitrail.data.preprocess import Preprocess, preset
 from vitrail.errors import ConfigError
@@ -114,7 +115,7 @@ def test_the_graphs_own_resizing_changes_nothing_in_a_frame(spec: Preprocess) ->
     np.testing.assert_allclose(prepared.numpy(), images, atol=1e-5)
 
 
-@pytest.mark.parametrize("target", ["model.onnx", "model"])
+@pytest.mark.parametrize("target", ["model.onnx", pytest.param("model", marks=FUZZ)])
 def test_an_export_that_prepares_its_pictures_itself_is_loaded_too(target: str, tmp_path: Path, data: Path) -> None:
     write_tiny(tmp_path / "tiny.safetensors", depth=1)
     to = None if target.endswith(".onnx") else "openvino"
@@ -129,7 +130,7 @@ def test_an_export_that_prepares_its_pictures_itself_is_loaded_too(target: str, 
     assert vitrail.evaluate(export, data, split="all").measurement is not None
 
 
-@pytest.mark.parametrize("resample", ["timm", "dinov2"])
+@pytest.mark.parametrize("resample", [pytest.param("timm", marks=FUZZ), "dinov2"])
 def test_a_model_that_takes_other_pictures_than_its_positions_are_for(resample: Kernel, tmp_path: Path) -> None:
     checkpoint = read_native(write_tiny(tmp_path / "tiny.safetensors", depth=1))
     config = replace(checkpoint.config, positions=replace(checkpoint.config.positions, resample=resample))

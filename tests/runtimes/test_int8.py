@@ -10,6 +10,7 @@ import torch
 
 import vitrail
 from conftest import TINY, randomize
+from fuzzing import in_fuzz_only
 from vitrail.data.preprocess import preset
 from vitrail.errors import ConfigError, DataError, WeightsError
 from vitrail.model import ViT
@@ -157,6 +158,7 @@ def test_what_changes_the_answers_is_refused_with_the_table(
     assert not list(tmp_path.iterdir())
 
 
+@in_fuzz_only
 def test_layers_that_hurt_go_back_to_float32(plain: Plain, tmp_path: Path) -> None:
     """Accuracy control, where 8 bits change the answers."""
     close = close_calls(6)

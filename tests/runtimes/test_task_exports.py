@@ -11,6 +11,7 @@ from tests.data.conftest import picture
 from tests.task_models import KINDS, LABELS, MEAN, OFFSETS, SLOPES, STD, THRESHOLDS, make_checkpoint_of, write_model_of
 
 import vitrail
+from fuzzing import FUZZ
 from vitrail.errors import DataError
 from vitrail.runtimes.exporter import prepare_export, share_of_same
 from vitrail.runtimes.graph import GraphOptions
@@ -19,6 +20,8 @@ from vitrail.runtimes.manifest import KEY, Manifest, read_manifest
 from vitrail.runtimes.onnx_runtime import make_session
 from vitrail.tasks.number import Number
 from vitrail.tasks.several import Several
+
+pytestmark = [*FUZZ]
 
 PLAIN = {"several": "several", "number": "number.onnx"}
 PICTURES = [picture(seed, (48, 40)) for seed in range(4)]

@@ -18,6 +18,7 @@ from PIL import Image
 from playwright.sync_api import Page, Route, expect
 
 import vitrail
+from fuzzing import in_fuzz_only
 from serving.browser import CHROMIUM, FRAME, Held
 from serving.conftest import Running, encode
 from vitrail.data.preprocess import Preprocess
@@ -552,6 +553,7 @@ def test_the_snippets_work(visit: Visit, tmp_path: Path) -> None:
         assert '"label":"ship"' in run_snippet(["sh", "-c"], tmp_path, curl)
 
 
+@in_fuzz_only
 def test_a_token_is_asked_for_and_two_models_are_compared(visit: Visit, tmp_path: Path, make_model) -> None:
     def script(page: Page) -> str:
         expect(page.locator("#token-dialog")).to_be_visible()

@@ -89,6 +89,7 @@ def test_every_combination_and_what_it_writes(save_model: Callable[..., str], in
         assert np.asarray(image.convert("L")).std() > 10
 
 
+@in_fuzz_only
 def test_exports_of_the_same_weights_beside_the_model(
     save_model: Callable[..., str], inside: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

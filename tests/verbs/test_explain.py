@@ -11,6 +11,7 @@ import torch
 from PIL import Image
 
 from accelerator import DEVICE, pretending
+from fuzzing import in_fuzz_only
 from vitrail import load
 from vitrail.cli.main import main
 from vitrail.errors import ConfigError, ExplanationError, InputError
@@ -148,6 +149,7 @@ def test_a_loaded_model_stays_where_it_is(save_model, photos) -> None:
         explain(predictor, photos[0], device=DEVICE)
 
 
+@in_fuzz_only
 def test_on_a_device(save_model, photos) -> None:
     """A device without float64, whose tensors are no NumPy arrays: the same maps, up to rounding, and all files."""
     model = save_model()

@@ -8,6 +8,7 @@ import pytest
 from PIL import Image
 
 from accelerator import DEVICE, pretending
+from fuzzing import in_fuzz_only
 from shortcuts import leave_blank
 from vitrail import load
 from vitrail.cli.main import main
@@ -58,6 +59,7 @@ def test_mistakes_are_found_before_a_folder_is_made(save_model, photos) -> None:
         figures("no model at all", photos[0])
 
 
+@in_fuzz_only
 @pytest.mark.draws
 @pytest.mark.parametrize(
     "changes",
