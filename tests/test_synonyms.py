@@ -77,6 +77,7 @@ def test_the_table_leads_only_to_what_there_is() -> None:
         "explain",
         "data check",
         "data show",
+        "average",
     )
     flags: set[str] = set().union(*(flags_of_verb(verb) for verb in verbs))
     assert set(SYNONYMS) <= {flag.strip("-").replace("-", "_").lower() for flag in flags}
@@ -90,7 +91,7 @@ def test_nothing_near_is_nothing() -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("epochs: 0", "epochs must be between 1"),
+        ("epochs: 0", "epochs= must be between 1"),
         ("optim:\n  learning_rate: 1", "optim has no field 'learning_rate'; did you mean lr"),
         ("optim:\n  epochs: 1", "optim has no field 'epochs'; it belongs to schedule"),
     ],

@@ -219,6 +219,7 @@ def test_options_are_checked_before_anything_is_opened(
     ("arguments", "message"),
     [
         (["eval", "nowhere.safetensors", "digits"], "there is no checkpoint"),
+        (["eval", "cifra10", "digits"], "there is no checkpoint cifra10; did you mean cifar10?"),
         (["eval", "digits.safetensors", "nowhere"], "no such file or folder"),
         (["eval", "digits.safetensors", "digits", "--split", "tset"], "has no split 'tset'"),
         (["eval", "digits.safetensors", "digits", "--probe", "knn", "--split", "train"], "other than train"),

@@ -78,7 +78,7 @@ def test_the_share_that_counts_as_unfamiliar_is_stored_if_it_is_another(known: F
     assert strict_one.marked.value == (strict.shares(strict.scores(others)) < 0.2).mean() > usual.marked.value
     assert strict_one.false_positive_rate == usual.false_positive_rate
     for rate in (1.0, -0.1):
-        with pytest.raises(ConfigError, match="from 0 to below 1"):
+        with pytest.raises(ConfigError, match="at least 0 and below 1"):
             replace(known, unfamiliar_rate=rate)
 
 

@@ -219,6 +219,12 @@ def test_a_teacher_of_something_else_is_refused_before_the_pictures_are_checked(
         vitrail.plan("digits", teacher=path)
 
 
+def test_a_teacher_without_a_head_is_no_teacher(tmp_path: Path) -> None:
+    vitrail.convert(write_teacher(tmp_path), tmp_path / "headless.safetensors", num_classes=0)
+    with pytest.raises(ConfigError, match="teacher= must be a classifier, and .*headless.safetensors has no head"):
+        vitrail.plan("digits", teacher=tmp_path / "headless.safetensors")
+
+
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
@@ -245,7 +251,7 @@ def test_numbers_have_no_probabilities_to_learn_from(
 
 
 def test_a_teacher_is_not_asked_about_outliers() -> None:
-    with pytest.raises(ConfigError, match="teacher= would be sure of outliers"):
+    with pytest.raises(ConfigError, match="teacher= cannot be combined with outlier_rate="):
         vitrail.plan("digits", teacher="t", outlier_rate=0.2)
 
 

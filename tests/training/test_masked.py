@@ -252,6 +252,8 @@ def test_the_metric_chooses_if_that_is_asked_for(make_setup: Callable[..., Setup
     assert make_objective(make_setup(probe_every=0)).choice == ("loss", False, True)
     with pytest.raises(ConfigError, match="best"):
         make_objective(make_setup(best="accuracy"))
+    with pytest.raises(ConfigError, match="best= needs pictures with classes for its kNN probe"):
+        make_objective(make_setup(best="knn", probe_every=0))
 
 
 def test_the_probe_classifies_by_neighbours(make_setup: Callable[..., Setup]) -> None:

@@ -14,7 +14,7 @@ from tests.prediction.conftest import CLASSES, write_tiny
 
 import vitrail
 from vitrail.cli.main import main
-from vitrail.errors import ConfigError, WeightsError
+from vitrail.errors import ConfigError, DataError, WeightsError
 from vitrail.model import ConvStem, Rates
 from vitrail.weights.checkpoint import Checkpoint
 from vitrail.weights.native import read_native, save_checkpoint
@@ -91,6 +91,16 @@ def test_statistics_of_batch_norms_are_averaged_and_that_is_said() -> None:
     assert any("running statistics" in remark for remark in read_native(Path("mean.safetensors")).remarks)
 
 
+def test_a_mean_without_a_head_is_to_be_trained_not_measured(capsys: pytest.CaptureFixture[str]) -> None:
+    files = [f"headless-{index}.safetensors" for index in range(2)]
+    for source, target in zip(write_some(2), files, strict=True):
+        vitrail.convert(source, target, num_classes=0)
+    assert main(["average", *files, "--out", "mean.safetensors"]) == 0
+    assert "next: vitrail train LABELLED_PICTURES --weights mean.safetensors" in capsys.readouterr().out
+    with pytest.raises(DataError, match="has no head, so it names no class; pass probe= to measure its features"):
+        vitrail.evaluate("mean.safetensors", "digits")
+
+
 Change = Callable[[Checkpoint], Checkpoint]
 REFUSED: list[tuple[Change, str]] = [
     (lambda c: replace(c, classes=(*CLASSES[:6], "yak")), "the classes are ant, bee, cat, … (7) and ant, bee, cat"),
@@ -98,7 +108,7 @@ REFUSED: list[tuple[Change, str]] = [
     (lambda c: replace(c, preprocess=replace(c.preprocess, mean=(0.1, 0.2, 0.3))), "preprocess.mean is"),
     (lambda c: replace(c, config=replace(c.config, heads=2)), "heads is 4 and 2"),
     (lambda c: replace(c, scores="sigmoid"), "the scores are softmax and sigmoid"),
-    (lambda c: c.rounded(torch.float16), "the numbers are torch.float32 and torch.float16"),
+    (lambda c: c.rounded(torch.float16), "their numbers are float32 and float16"),
     (lambda c: replace(c, extras={"mask_token": torch.zeros(2)}), "what they hold beside the model, such as a decoder"),
     (lambda c: with_several_labels(c), "the task is one and several"),
     (lambda c: replace(c, tensors={**c.tensors, "norm.bias": torch.full((32,), torch.nan)}), "NaN or infinite numbers"),
@@ -147,7 +157,7 @@ def test_mistakes_are_told_before_anything_is_read(capsys: pytest.CaptureFixture
         ({"model": files, "out": "m.npz"}, "ends in .safetensors; got m.npz"),
         ({"model": files, "out": files[0]}, "0.safetensors exists"),
         ({"model": files, "out": "m.safetensors", "shares": (1, 2, 3)}, "for each of the 2 checkpoints"),
-        ({"model": files, "out": "m.safetensors", "shares": (1, 0)}, "must be a number above 0"),
+        ({"model": files, "out": "m.safetensors", "shares": (1, 0)}, "must have one number above 0"),
     ):
         with pytest.raises(ConfigError, match=message):
             vitrail.average(**arguments)  # pyright: ignore[reportArgumentType]

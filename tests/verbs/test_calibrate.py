@@ -133,11 +133,11 @@ def test_data_without_a_validation_split(world: Path) -> None:
         (["tiny.safetensors", "animals", "--out", "calibrated.safetensors"], "calibrated.safetensors exists"),
         (["tiny.safetensors", "animals", "--out", "a.npz"], "--out must end in .safetensors"),
         (["tiny.safetensors", "animals", "--in-place", "--out", "b.safetensors"], "omit --out"),
-        (["cifar10", "animals", "--in-place"], "--in-place is for files of vitrail; cifar10 is not one"),
+        (["cifar10", "animals", "--in-place"], "--in-place cannot change the bundled model; pass --out"),
         (["gone.onnx", "animals"], "there is no"),
         (["tiny.safetensors", "anmals"], "did you mean animals?"),
         (["tiny.safetensors", "animals", "--split", "dev"], "has no split 'dev'"),
-        (["tiny.safetensors", "animals", "--unfamiliar-rate", "1"], "--unfamiliar-rate must be a share from 0 to"),
+        (["tiny.safetensors", "animals", "--unfamiliar-rate", "1"], "--unfamiliar-rate must be at least 0 and below 1"),
     ],
 )
 def test_mistakes(arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:

@@ -11,7 +11,7 @@ import os
 import re
 import sys
 import types
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from difflib import get_close_matches
 from functools import cache, partial
 from importlib import import_module
@@ -292,13 +292,14 @@ def _names(argument: str, declared: _Declared) -> set[str]:
 
 def _settings(annotation: Any) -> dict[str, _Declared]:
     """The fields of configs that a verb takes as keywords, as flags."""
-    from vitrail.verbs.keywords import configs_of
+    from vitrail.verbs.keywords import PRETRAIN_TEXTS, PretrainSettings, configs_of
 
     (taken,) = get_args(annotation)
-    configs = configs_of(taken)
+    configs, pretrains = configs_of(taken), taken is PretrainSettings
     by_recipe = any(config.__name__ == "Start" for config in configs)
-    default = "the recipe's, else {}" if by_recipe else "{}"
-    fields = optional_fields(*configs, default=default, only=taken.__annotations__)
+    default = "the recipe's" if pretrains else "the recipe's, else {}" if by_recipe else "{}"
+    own = PRETRAIN_TEXTS if pretrains else {}
+    fields = optional_fields(*configs, default=default, only=taken.__annotations__, own=own)
     return {"settings": _Declared(Annotated[fields, Parameter(name="*")], default=fields())}
 
 
@@ -309,23 +310,21 @@ class _Unchecked:
         return {"type": "any"}
 
 
-def optional_fields(
-    *configs: type[Any], default: str = "the recipe's, else {}", only: Iterable[str] | None = None
-) -> type[Any]:
+def optional_fields(*configs: type[Any], default: str, only: Iterable[str], own: Mapping[str, str]) -> type[Any]:
     """A dataclass with every field of the configs, unset by default, with the configs' own help texts.
 
     `default` says what holds for a flag that is not passed; the braces are the field's own default. A verb may take
-    `only` some of the fields.
+    `only` some of the fields, and have its `own` text for some of these.
     """
     fields: list[tuple[str, Any, Any]] = []
     for config in configs:
         hints, texts = get_type_hints(config), field_texts(config)
         group = Group(HEADINGS[config.__name__], sort_key=10 + list(HEADINGS).index(config.__name__))
         for field in dataclasses.fields(config):
-            if only is not None and field.name not in only:
+            if field.name not in only:
                 continue
             shown = "" if field.default in (dataclasses.MISSING, None) else as_typed(field.default)
-            text = texts.get(field.name, "")
+            text = own.get(field.name, texts.get(field.name, ""))
             if shown and shown != "False" and "[default:" not in text:
                 text = f"{text.removesuffix('.')} [default: {default.format(shown)}]."
             hint, more = _field_type(hints[field.name])

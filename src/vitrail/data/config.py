@@ -25,8 +25,7 @@ class Columns:
     picture: str | None = None
     """For a table: the column of paths or encoded pictures [default: found by its name]."""
     label: str | None = None
-    """For a table: the column of labels; or several columns, separated by commas, that hold 0 and 1, or
-    numbers."""
+    """For a table: the column of labels; or several, separated by commas, that hold 0 and 1, or numbers."""
     split: str | None = None
     """For a table: the column of splits."""
 
@@ -56,7 +55,7 @@ class DataConfig:
     one are in the same split, and in the same fold."""
     task: str = field(default=AUTO, metadata=IF_USED)
     """What is learned of each picture: one (its class), several (all labels that apply), number (one or more measured
-    values), none (labels are not read, for vitrail pretrain), or auto: what the labels look like."""
+    values), or auto: what the labels look like."""
     separator: str | None = field(default=None, metadata=IF_USED)
     """For several labels in one cell of a table: what stands between them [default: found, if it is one of , ; |]."""
 
@@ -217,7 +216,8 @@ class Augment:
             raise ConfigError(f"must be at least 0, and its hue at most 0.5; got {self.jitter}.", field="jitter")
         if self.views and self.outlier_rate:
             raise ConfigError(
-                "fixes which pictures are outliers, whose labels would never be learned; omit one of them.",
+                "cannot be combined with `outlier_rate=`: fixed views would fix which pictures are outliers, whose "
+                "labels would never be learned; omit one of them.",
                 field="views",
             )
         if self.alternate_flip and self.views % 2:

@@ -274,6 +274,11 @@ def align_classes(predictor: Predictor, classes: Sequence[str], *, by_position: 
     known = predictor.classes
     if known is None:
         width = predictor.num_classes
+        if not width:
+            raise DataError(
+                f"{predictor.source} has no head, so it names no class; pass `probe=` to measure its features, or "
+                f"train a head: vitrail train PICTURES --weights {predictor.source}"
+            )
         if by_position and width == len(classes):
             positions = {name: position for position, name in enumerate(order_by_position(classes))}
             return [positions[name] for name in classes]

@@ -146,4 +146,4 @@ def spreads(logits: Any) -> Floats:  # (N, classes) → (N,)
 def check_unfamiliar_rate(rate: float) -> None:
     """Refuse a share that no pictures can have, or that would mark everything."""
     if not 0 <= rate < 1:
-        raise ConfigError(f"must be a share from 0 to below 1; got {rate}.", field="unfamiliar_rate")
+        raise ConfigError(f"must be at least 0 and below 1; got {rate}.", field="unfamiliar_rate")

@@ -59,7 +59,7 @@ class Start:
     """A name from `vitrail models` [default: chosen from the data]."""
     weights: str | None = None
     """A checkpoint to start from: a file, a run folder, hf://OWNER/NAME, google://NAME; or none, to train from scratch
-    [default: auto, which means pretrained weights for photographs; for pre-training, none]."""
+    [default: auto, which means pretrained weights for photographs]."""
     classes: str | None = None
     """A file with the names of the classes of `weights`, one per line in their order, or JSON (index → name): classes
     that are also in the data keep their part of the head."""
@@ -193,9 +193,8 @@ class Schedule:
     patience: int | None = None
     """Stop after this many epochs without a better metric or a lower loss in validation."""
     best: str = field(default="auto", metadata=IF_USED)
-    """The validation metric whose best epoch is kept: accuracy, balanced, map, mae, …, loss; for pre-training, knn
-    or loss [default: auto, the first of the task, or with `balance` its balanced form; for pre-training,
-    the last epoch]."""
+    """The validation metric whose best epoch is kept: accuracy, balanced, map, mae, …, loss [default: auto, the first
+    of the task, or with `balance` its balanced form]."""
 
     def __post_init__(self) -> None:
         validate(self)
@@ -326,7 +325,8 @@ class TrainConfig:
         validate(self)
         if self.distill.teacher is not None and self.augment.outlier_rate > 0:
             raise ConfigError(
-                "would be sure of outliers, about which the model learns to be unsure; omit it, or `outlier_rate=`.",
+                "cannot be combined with `outlier_rate=`: the teacher would be sure of the outliers, of which the "
+                "model learns to be unsure; omit one of them.",
                 field="teacher",
             )
 

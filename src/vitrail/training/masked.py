@@ -50,6 +50,8 @@ def masked_choice(config: TrainConfig, *, probes: bool) -> Choice:
     """The metric that is shown: by default, it does not choose, and the last epoch is kept."""
     asked = SHORT.get(config.schedule.best, config.schedule.best)
     known = ("auto", "loss", *([KNN] if probes else []))
+    if asked == KNN and not probes:
+        raise ConfigError("needs pictures with classes for its kNN probe; pass loss, or omit it.", field="best")
     if asked not in known:
         raise ConfigError(f"has no {asked!r} for pre-training; {suggest(asked, known)}", field="best")
     metric = asked if asked != "auto" else KNN if probes else "loss"

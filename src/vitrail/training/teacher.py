@@ -180,6 +180,12 @@ def load_teacher(config: Distill, dataset: Dataset) -> Predictor:
 def _check_classes(predictor: Predictor, classes: Sequence[str], source: str) -> None:
     """Refuse a teacher that lacks some classes of the data; one that has more is asked about theirs only."""
     known, noun = predictor.classes, predictor.task.noun
+    if not predictor.num_classes:
+        raise ConfigError(
+            f"must be a classifier, and {source} has no head; train one first: vitrail train PICTURES --weights "
+            f"{source}",
+            field="teacher",
+        )
     if known is None:
         raise ConfigError(
             f"must have named {noun[1]}, and {source} has none; `vitrail convert --class-names FILE` adds them.",

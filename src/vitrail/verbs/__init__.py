@@ -245,7 +245,7 @@ VERBS = {
         "differ are refused, and the error lists the differences.",
         examples=(
             "vitrail average runs/train-1 runs/train-2 --out mean.safetensors",
-            "vitrail average a.safetensors b.safetensors --shares 1,3 --out mean.safetensors",
+            "vitrail average a.safetensors b.safetensors --shares 1,3 --out c.safetensors",
         ),
         several="models",
     ),

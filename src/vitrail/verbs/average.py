@@ -23,6 +23,7 @@ class Average:
     shares: tuple[float, ...]  # which sum to 1
     distances: tuple[float, ...]  # of each one's weights from the first one's, relative to the length of these
     notes: tuple[str, ...]
+    has_head: bool = True
 
     exit_code = 0
 
@@ -41,7 +42,9 @@ class Average:
         rows = [(source, f"{share:.3f}", f"{far:.3f}") for source, share, far in parts]
         yield table(rows, "checkpoint", "share", "distance from the first")
         yield from (f"note: {note}" for note in self.notes)
-        yield from ending([self.path], f"vitrail eval {shlex.quote(str(self.path))} DATA")
+        path = shlex.quote(str(self.path))
+        labelled = f"vitrail train LABELLED_PICTURES --weights {path}"
+        yield from ending([self.path], f"vitrail eval {path} DATA" if self.has_head else labelled)
 
 
 def average(
@@ -66,13 +69,16 @@ def average(
     """
     sources = [model] if isinstance(model, str | Path) else list(model or ())
     if len(sources) < 2:
-        raise ConfigError(f"a mean needs at least 2 checkpoints; got {len(sources)}.")
+        raise ConfigError(f"a mean needs at least 2 checkpoints; got {len(sources)}; pass more of them.")
     if len(shares) not in (0, len(sources)) or not all(share > 0 and isfinite(share) for share in shares):
         raise ConfigError(
-            f"must be a number above 0 for each of the {len(sources)} checkpoints; got {tuple(shares)}.", field="shares"
+            f"must have one number above 0 for each of the {len(sources)} checkpoints; got "
+            f"{', '.join(f'{share:g}' for share in shares)}.",
+            field="shares",
         )
     if out is None or Path(out).suffix != ".safetensors":
-        raise ConfigError(f"must be the file to write, which ends in .safetensors; got {out}.", field="out")
+        got = "; got " + str(out) if out is not None else ""
+        raise ConfigError(f"must be the file to write, which ends in .safetensors{got}.", field="out")
     target = Path(out)
     if target.exists() and not overwrite:
         raise ConfigError(f"{target} exists; choose another `out=`, or pass `overwrite=True` to replace it.")
@@ -92,5 +98,6 @@ def average(
         sources=tuple(each.name for each in located),
         shares=portions,
         distances=soup.distances,
+        has_head=soup.checkpoint.config.num_classes > 0,
         notes=(*soup.notes, *((calibrate,) if soup.checkpoint.config.num_classes else ())),
     )

@@ -98,8 +98,9 @@ def calibrate(
         by_position: For a checkpoint without class names: its classes are those of the data, in the same order.
         class_names: A file with the names of the model's classes, one per line in the model's order, or JSON (index →
             name). In Python, also the names themselves.
-        unfamiliar_rate: The share of the calibration pictures to count as unlike anything seen in training [default:
-            the model's own, or else 0.05]. A higher share also recognises more of the pictures that really are.
+        unfamiliar_rate: The share of the calibration pictures to count as unlike anything seen in training: a higher
+            one recognises more unfamiliar pictures, and sets aside more ordinary ones [default: the model's own, or
+            else 0.05].
         device: Where to compute: auto, cpu, cuda, cuda:1, mps, …
     """
     if unfamiliar_rate is not None:
@@ -122,7 +123,7 @@ def calibrate(
         runtime = TorchRuntime(checkpoint.build().to(pick_device(device)))
     dataset, notes = _open_data(found, source, split, checkpoint)
     if unfamiliar_rate is not None and (seen := len(dataset.split("train"))) < FEWEST:
-        raise ConfigError(f"needs at least {FEWEST} training pictures; got {seen}.", field="unfamiliar_rate")
+        raise ConfigError(f"needs at least {FEWEST} training pictures; got {seen}; omit it.", field="unfamiliar_rate")
     predictor = Predictor(runtime=runtime, source=source, **replace(checkpoint, trust=None).facts())
     with show("calibrating", count_pictures(dataset, split)) as advance:
         trust, before = fit_trust(
@@ -132,7 +133,7 @@ def calibrate(
         rate = unfamiliar_rate if unfamiliar_rate is not None else _own_rate(checkpoint)
         trust = replace(trust, familiarity=replace(familiarity, unfamiliar_rate=rate))
     elif unfamiliar_rate is not None:
-        raise ConfigError(f"needs at least {FEWEST} training pictures that can be read.", field="unfamiliar_rate")
+        raise ConfigError(f"needs at least {FEWEST} readable training pictures; omit it.", field="unfamiliar_rate")
     save_checkpoint(replace(checkpoint, trust=trust), target)
     return Calibrated(
         path=target,
@@ -171,7 +172,9 @@ def _target(located: Located, out: Path | None, in_place: bool) -> Path:
 def _own_file(located: Located, out: Path | None) -> Path:
     if out is not None:
         raise ConfigError("writes into the model's own file; omit `out=`.", field="in_place")
-    files = [] if located.path is None or located.name in BUNDLED else find_files(located.path)
+    if located.name in BUNDLED:
+        raise ConfigError("cannot change the bundled model; pass `out=` instead.", field="in_place")
+    files = [] if located.path is None else find_files(located.path)
     if len(files) != 1 or files[0].suffix != ".safetensors":
         raise ConfigError(f"is for files of vitrail; {located.name} is not one; pass `out=` instead.", field="in_place")
     return files[0]
@@ -183,7 +186,10 @@ def _open(located: Located, class_names: ClassNames | None) -> "Checkpoint":
 
     checkpoint = open_checkpoint(located, class_names=class_names)
     if not checkpoint.config.num_classes:
-        raise WeightsError(f"{located.name} has no head, so there are no probabilities to calibrate.")
+        raise WeightsError(
+            f"{located.name} has no head, so there are no probabilities to calibrate; train one first: "
+            f"vitrail train PICTURES --weights {located.name}"
+        )
     if checkpoint.file_format == "vitrail":
         return checkpoint
     return replace(checkpoint, origin=replace(checkpoint.origin, sha256=checksums_of(located.fetch())))

@@ -153,6 +153,32 @@ class PretrainSettings(LearnSettings, DataSettings, ViewSettings, total=False):
     probe_every: int | None
 
 
+# What some of them mean where nothing is learned from labels, as the command's help says it.
+PRETRAIN_TEXTS = {
+    "weights": (
+        "A checkpoint to start from: a file, a run folder, hf://OWNER/NAME or google://NAME [default: none, from "
+        "scratch]."
+    ),
+    "best": "The validation metric whose best epoch is kept: knn or loss [default: none, the last epoch is kept].",
+    "views": "Fixed versions of each picture, which take turns; 0 makes a new one each time.",
+    "val_rate": (
+        "Without a split file: the share of each class used for validation [default: a named recipe's, else 0.15; "
+        "without class folders, 0.05]."
+    ),
+    "test_rate": (
+        "Without a split file: the share of each class used for testing [default: 0.15; without class folders, 0]."
+    ),
+    "group": (
+        "For a table: a column whose values are never split up, such as the patient or the video: pictures with the "
+        "same one are in the same split."
+    ),
+    "task": (
+        "What labels are, if there are any, for the kNN probe: one, several, number, or none, which does not read them "
+        "[default: auto, what they look like]."
+    ),
+}
+
+
 class PlanSettings(TrainSettings, PretrainSettings, total=False):
     """Those of a run with labels, or with a method that needs none."""
 

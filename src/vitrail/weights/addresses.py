@@ -1,7 +1,9 @@
 """Addresses: what `hf://owner/name[@revision]` and `google://NAME` stand for, and how they are downloaded."""
 
 import re
+from collections.abc import Iterable
 from contextlib import suppress
+from difflib import get_close_matches
 from errno import ENOSPC
 from pathlib import Path
 
@@ -78,8 +80,8 @@ SHARDS = ["model-*-of-*.safetensors"]
 PICKLES = ["pytorch_model.bin", "pytorch_model.bin.index.json", "pytorch_model-*-of-*.bin"]
 
 
-def find_path(text: str) -> Path:
-    """The path of a checkpoint on this machine; an error suggests existing names that are similar."""
+def find_path(text: str, names: Iterable[str] = ()) -> Path:
+    """The path of a checkpoint on this machine; an error suggests existing paths, or other names, that are similar."""
     path = Path(text).expanduser()
     with suppress(OSError, ValueError):  # a name that is too long, or with a NUL
         if not path.exists():
@@ -87,6 +89,8 @@ def find_path(text: str) -> Path:
         if path.exists():
             return path
     hint = hint_path(text)
+    if not hint and (near := get_close_matches(text, names, n=1)):
+        hint = f"did you mean {near[0]}?"
     if not hint and re.fullmatch(r"[\w.-]+/[\w.-]+", text):
         hint = f"for a model on the hub, write hf://{text}."
     raise WeightsError(f"there is no checkpoint {text}{f'; {hint}' if hint else '.'}")

@@ -178,7 +178,7 @@ def locate(source: str | Path | Located, *, allow_pickle: bool = False, allow_ex
         return Located(name=text, path=None, address=address)
     if isinstance(source, str) and text in BUNDLED:  # for a folder of that name, write ./cifar10
         return Located(name=text, path=bundled_path(text))
-    path = find_path(text)
+    path = find_path(text, BUNDLED)
     if path.is_dir() and is_run(path) and not (path / "weights" / "best.safetensors").is_file():
         raise WeightsError(f"the training run {text} has no weights yet: its first epoch has not ended.")
     if allow_export and (export := find_export(path)):

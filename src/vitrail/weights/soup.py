@@ -96,7 +96,8 @@ def _differences(a: Checkpoint, b: Checkpoint) -> Iterator[str]:
         yield f"the scores are {a.scores} and {b.scores}"
     types = [sorted({str(tensor.dtype) for tensor in each.tensors.values()}) for each in (a, b)]
     if types[0] != types[1]:
-        yield f"the numbers are {', '.join(types[0])} and {', '.join(types[1])}"
+        one, other = (", ".join(name.removeprefix("torch.") for name in each) for each in types)
+        yield f"their numbers are {one} and {other}"
     shapes = [{name: tuple(tensor.shape) for name, tensor in each.extras.items()} for each in (a, b)]
     if shapes[0] != shapes[1]:
         yield "what they hold beside the model, such as a decoder, has other names or shapes"

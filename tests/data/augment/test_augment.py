@@ -269,7 +269,7 @@ def test_an_odd_one_out_is_its_own_partner() -> None:
     [
         ({"alternate_flip": True, "flip_rate": 0}, "alternate_flip= flips pictures, and flip_rate=0 does not"),
         ({"alternate_flip": True, "views": 3}, "views= must be even with alternate_flip=True"),
-        ({"outlier_rate": 0.2, "views": 2}, "views= fixes which pictures are outliers"),
+        ({"outlier_rate": 0.2, "views": 2}, "views= cannot be combined with outlier_rate="),
         ({"flip_rate": 1.5}, "flip_rate= must be between 0 and 1"),
         ({"num_ops": 0}, "num_ops= must be between 1 and 100"),
         ({"num_ops": 1_000_000}, "num_ops= must be between 1 and 100"),
