@@ -381,8 +381,8 @@ def test_worker_threads_keep_to_one_core() -> None:
         ({"batch_size": 6, "world_size": 2}, Augment(mixup=1.0), "must be even"),
         ({"batch_size": 8, "output": "bytes"}, Augment(cutmix=1.0), "output='float'"),
         ({"batch_size": 8}, Augment(repeats=3), "multiple of repeats 3"),
-        ({"workers": -1}, None, "workers must be between 0 and 1024"),
-        ({"max_broken_rate": 2.0}, None, "max_broken_rate must be between 0 and 1"),
+        ({"workers": -1}, None, "workers= must be between 0 and 1024"),
+        ({"max_broken_rate": 2.0}, None, "max_broken_rate= must be between 0 and 1"),
         pytest.param(
             {"pin_memory": True},
             None,
@@ -463,7 +463,7 @@ def test_resume_refuses_other_pictures(folder: Dataset, arrays: Dataset) -> None
     [
         (lambda: Augment(crop="resize"), "Augment.crop must be one of none, pad, resized"),
         (lambda: Augment(policy="random"), "Augment.policy"),
-        (lambda: Augment(pad=100_000), "pad must be between"),
+        (lambda: Augment(pad=100_000), "pad= must be between"),
         (lambda: LoaderConfig(remainder="fill"), "LoaderConfig.remainder"),
         (lambda: LoaderConfig(on_broken="ignore"), "LoaderConfig.on_broken"),
         (lambda: LoaderConfig(world_size=0), "world_size must be at least 1"),

@@ -59,6 +59,7 @@ SHORTENED: dict[str, dict[str, str]] = {
 }
 # Pages that take long: `make fuzz` runs them.
 LONG = (
+    "docs/fast.md",
     "docs/train.md",
     "docs/guides/a-small-model-from-a-large-one.md",
     "docs/guides/fine-tune.md",

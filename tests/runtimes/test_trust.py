@@ -13,6 +13,7 @@ from tests.trusting import make_trust, with_trust
 from tests.weights.test_trust import NARROW
 
 import vitrail
+from fuzzing import in_fuzz_only
 from vitrail.errors import WeightsError
 from vitrail.prediction import Predictor
 from vitrail.runtimes.graph import Graph, GraphOptions
@@ -39,6 +40,7 @@ def test_an_export_answers_as_the_checkpoint_does(exported: tuple[Predictor, Pat
         assert theirs.error or theirs.familiarity == pytest.approx(ours.familiarity, abs=1e-3)
 
 
+@in_fuzz_only
 def test_an_export_that_prepares_its_pictures_is_calibrated_once(photos: list[Path], tmp_path: Path) -> None:
     """Its familiarity is judged by the probabilities that it gives, where logits count."""
     calibrated = with_trust(make_predictor(depth=1), unsure=True)

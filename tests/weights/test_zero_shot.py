@@ -10,6 +10,7 @@ from benchmarks.peers import transformers
 
 import vitrail
 from families import write_family
+from fuzzing import in_fuzz_only
 from vitrail.cli.main import main
 from vitrail.errors import AssumptionWarning, VitrailError, WeightsError
 from vitrail.weights.native import read_native
@@ -54,6 +55,7 @@ def test_logits_are_scaled_cosines(tower: Path, tmp_path: Path, scale: float | N
     assert any("multiplied by 100" in note for note in notes) == (scale is None)
 
 
+@in_fuzz_only
 def test_a_classifier_of_texts_is_exported_and_calibrated(tower: Path, tmp_path: Path) -> None:
     texts = write_texts(tmp_path / "texts.npz", scale=np.array(8.0), bias=np.array(-1.0))
     zero, target = tmp_path / "zero.safetensors", tmp_path / "zero.onnx"

@@ -147,7 +147,7 @@ def trust_sections(
     if measurement.familiarity is not None:
         strangest = np.argsort(measurement.familiarity, kind="stable")[:STRANGEST]
         tiles, _, _ = explain_tiles(predictor, dataset, measurement, strangest, explained=False)
-        text = "The most unfamiliar pictures: their features are farthest from those of the training pictures."
+        text = "The most unfamiliar pictures, the least like those of training first."
         blocks += [Paragraph(text), Gallery(tiles, scale=False)]
     return [Section("How far to trust it", blocks)]
 
