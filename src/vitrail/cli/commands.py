@@ -287,7 +287,7 @@ def _names(argument: str, declared: _Declared) -> set[str]:
     if argument == "settings":
         return flags_of_configs(get_args(declared.type)[0])
     (parameter,) = get_args(declared.type)[1:]
-    return set(parameter.name) or {f"--{argument.replace('_', '-')}"}
+    return set(parameter.name) or {_flag(argument)}
 
 
 def _settings(annotation: Any) -> dict[str, _Declared]:
@@ -317,6 +317,7 @@ def optional_fields(*configs: type[Any], default: str, only: Iterable[str], own:
     `only` some of the fields, and have its `own` text for some of these.
     """
     fields: list[tuple[str, Any, Any]] = []
+    known = {field.name for config in configs for field in dataclasses.fields(config)}
     for config in configs:
         hints, texts = get_type_hints(config), field_texts(config)
         group = Group(HEADINGS[config.__name__], sort_key=10 + list(HEADINGS).index(config.__name__))
@@ -325,6 +326,7 @@ def optional_fields(*configs: type[Any], default: str, only: Iterable[str], own:
                 continue
             shown = "" if field.default in (dataclasses.MISSING, None) else as_typed(field.default)
             text = own.get(field.name, texts.get(field.name, ""))
+            text = re.sub(r"`(\w+)`", lambda name: _flag(name[1]) if name[1] in known else name[0], text)
             if shown and shown != "False" and "[default:" not in text:
                 text = f"{text.removesuffix('.')} [default: {default.format(shown)}]."
             hint, more = _field_type(hints[field.name])
@@ -374,4 +376,8 @@ def given(flags: Any) -> dict[str, Any]:
 
 def flags_of_configs(*configs: type[Any]) -> set[str]:
     """The flags of the fields of some configs."""
-    return {f"--{field.name.replace('_', '-')}" for config in configs for field in dataclasses.fields(config)}
+    return {_flag(field.name) for config in configs for field in dataclasses.fields(config)}
+
+
+def _flag(name: str) -> str:
+    return f"--{name.replace('_', '-')}"
