@@ -40,7 +40,7 @@ SHORTENED: dict[str, dict[str, str]] = {
         "train labelled --": "train flowers --epochs 1 --recipe finetune --",
         "pretrain rows.csv": "pretrain rows.csv --model cifar-tiny --epochs 1 --batch-size 2 --val-rate 0",
         "train labelled.csv": "train flowers --epochs 1 --recipe finetune",  # of two pictures, nothing can be learned
-        "pretrain cifar10": "pretrain cifar10 --model cifar-tiny --epochs 1",
+        "pretrain cifar10 --minutes 60": "pretrain cifar10 --model cifar-tiny --epochs 1",
         "--epochs 100": "--epochs 1 --no-probe",
         "--model cifar-small": "--model cifar-tiny --epochs 1",
         "pretrain all --weights": "pretrain pictures --weights",
