@@ -59,7 +59,10 @@ SHORTENED: dict[str, dict[str, str]] = {
 }
 # Pages that take long: `make fuzz` runs them.
 LONG = (
+    "docs/evaluate.md",
+    "docs/explain.md",
     "docs/fast.md",
+    "docs/serve.md",
     "docs/train.md",
     "docs/guides/a-small-model-from-a-large-one.md",
     "docs/guides/fine-tune.md",

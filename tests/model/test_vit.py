@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
+from fuzzing import in_fuzz_only
 from vitrail.errors import InputError, VitrailError
 from vitrail.model import (
     AttentionQuery,
@@ -227,6 +228,7 @@ def test_export_with_a_free_batch_size(make_model: Callable[..., ViT], fields: d
         close(program.module()(images), model(images))
 
 
+@in_fuzz_only
 def test_compiles_without_a_graph_break(make_model: Callable[..., ViT]) -> None:
     model = make_model(registers=1)
     compiled = torch.compile(model, fullgraph=True, backend="aot_eager")

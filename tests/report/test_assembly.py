@@ -12,6 +12,7 @@ from tests.evaluation.conftest import arrays  # noqa: F401
 from tests.prediction.conftest import make_predictor
 from tests.report.test_render import check_page
 
+from fuzzing import in_fuzz_only
 from vitrail.cli.main import main
 from vitrail.data import Dataset, open_data
 from vitrail.data.check.findings import read_record
@@ -160,6 +161,7 @@ def test_a_failed_report_does_not_cost_the_training(
     assert Path("e/metrics.json").is_file()
 
 
+@in_fuzz_only
 @pytest.mark.draws
 def test_large_photos_and_hostile_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Without a test split, with names that would be markup, with pictures that must become thumbnails."""

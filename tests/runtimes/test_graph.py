@@ -98,7 +98,12 @@ def assert_same(run: Run, graph: nn.Module, images: Tensor, who: str) -> None:
         np.testing.assert_allclose(theirs, ours.detach().numpy(), atol=2e-5 * float(ours.abs().max()), err_msg=who)
 
 
-RARE = ("free sizes", "free axes", "hybrid")  # each takes seconds; tests/runtimes/test_families.py has the usual ones
+RARE = (
+    "free sizes",
+    "free axes",
+    "hybrid",
+    "map",
+)  # each takes seconds; tests/runtimes/test_families.py has the usual ones
 
 
 @pytest.mark.parametrize("kind", [pytest.param(kind, marks=FUZZ) if kind in RARE else kind for kind in KINDS])
@@ -149,6 +154,7 @@ class Resampled(nn.Module):
         return tuple(resample_positions(self.positions, (4, 4), grid, kernel) for kernel in self.kernels)
 
 
+@in_fuzz_only
 @pytest.mark.filterwarnings("ignore")  # torch's exporter uses what torch has deprecated
 def test_each_kernel_of_positions_with_free_sizes(tmp_path: Path) -> None:
     kernels = [kernel for kernel in RESAMPLE if kernel != "dinov2"]  # refused, below

@@ -171,6 +171,7 @@ def test_a_fold_is_not_resumed_by_itself(folded: Folded) -> None:
         train(folded.config, folded.run.folder / "fold-1")
 
 
+@in_fuzz_only
 def test_without_features_folds_are_runs_on_pictures(tmp_path: Path) -> None:
     config = quick_config(epochs=1, batch_size=512, folds=2, fold_repeats=2)
     done = train(config, tmp_path / "run")

@@ -222,6 +222,7 @@ def test_cached_features_are_bounded_and_joined(monkeypatch: pytest.MonkeyPatch,
     assert cache.find(large).keys() == large.keys()
 
 
+@in_fuzz_only
 def test_grids_and_pipelines(weights: str) -> None:
     pipeline = Pipeline([("invert", FunctionTransformer(lambda x: 255 - x)), ("vit", Classifier(weights=weights))])
     grid = {"vit__epochs": [1, 4], "vit__settings": [{"label_smoothing": 0.1}]}

@@ -65,7 +65,7 @@ def fit_trust(
     if len(dataset.split(split)) < FEWEST:
         raise DataError(
             f"a calibration needs at least {FEWEST} pictures that were not trained on; {split} has "
-            f"{counted(len(dataset.split(split)), 'picture')}; pass more pictures, or a larger share with `val_rate=`."
+            f"{counted(len(dataset.split(split)), 'picture')}."
         )
     outputs = align_outputs(predictor, dataset, by_position=by_position)
 
