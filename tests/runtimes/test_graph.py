@@ -98,12 +98,8 @@ def assert_same(run: Run, graph: nn.Module, images: Tensor, who: str) -> None:
         np.testing.assert_allclose(theirs, ours.detach().numpy(), atol=2e-5 * float(ours.abs().max()), err_msg=who)
 
 
-RARE = (
-    "free sizes",
-    "free axes",
-    "hybrid",
-    "map",
-)  # each takes seconds; tests/runtimes/test_families.py has the usual ones
+# Each takes seconds; tests/runtimes/test_families.py has the usual ones.
+RARE = ("free sizes", "free axes", "hybrid", "map")
 
 
 @pytest.mark.parametrize("kind", [pytest.param(kind, marks=FUZZ) if kind in RARE else kind for kind in KINDS])
