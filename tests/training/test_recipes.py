@@ -124,7 +124,7 @@ def test_settings_that_ask_for_nothing_leave_a_file_as_it_is(passed: dict[str, A
 def test_what_gives_way_is_reported() -> None:
     config = recipe("cifar10")
     assert report_giving_way(config, {"teacher": "t"}) == [
-        "outlier_rate is turned off (the recipe has 0.15): it cannot be combined with teacher"
+        "outlier_rate is turned off (the recipe has 0.15): it cannot be combined with teacher t"
     ]
     assert len(report_giving_way(config, {"views": 3})) == 2
     for silent in ({"weights": "B_16.npz"}, {"teacher": None}, {"epochs": 3}, {"model": "cifar-small"}):

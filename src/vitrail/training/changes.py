@@ -97,7 +97,8 @@ def report_giving_way(config: TrainConfig, changes: Mapping[str, Any]) -> list[s
             continue
         for other, left in values.items():
             if other not in changes and (own := read_field(config, other)) != left:
-                lines.append(f"{other} is turned off (the recipe has {own}): it cannot be combined with {name}")
+                why = f"it cannot be combined with {name} {changes[name]}"
+                lines.append(f"{other} is turned off (the recipe has {own}): {why}")
     return lines
 
 
